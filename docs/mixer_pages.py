@@ -91,7 +91,12 @@ def _state(name: str) -> str:
         ],
     )
     text = "The state size is the number of elements that a sequence keeps between calls."
-    if any(0 in x.shape for _, x in _leaves(state)):
+    if built[0].segment_length is not None:
+        text += (
+            " A tensor with an axis of size 0 caches the steps of an unfinished segment, and the state size "
+            "counts the steps of the longest one."
+        )
+    elif any(0 in x.shape for _, x in _leaves(state)):
         text += (
             " A tensor with an axis of size 0 grows with each step, and the state size then counts a step."
         )

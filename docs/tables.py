@@ -56,6 +56,9 @@ class Family(NamedTuple):
     operators: tuple[str, ...]
 
 
+# in the place of an operator, for mixers with a memory that changes at the ends of segments
+SEGMENTS = "by_segments"
+
 FAMILIES = (
     Family(
         "Matrix states",
@@ -86,6 +89,11 @@ FAMILIES = (
         "Attention",
         "Each step weighs all earlier steps, and the state is a cache that grows.",
         ("softmax_attention", "gate_loop_attention", "laplace_attention"),
+    ),
+    Family(
+        "Memory of segments",
+        "Attention within a segment of steps, and a memory that each segment leaves to the next.",
+        (SEGMENTS,),
     ),
     Family(
         "Nonlinear recurrences",
@@ -168,7 +176,10 @@ def _built(mixer: str) -> Mixer:
 
 
 def _family(mixer: str) -> Family:
-    memory = _built(mixer).recurrence or next(iter(operators_of(mixer)), None)
+    built = _built(mixer)
+    memory = built.recurrence or next(iter(operators_of(mixer)), None)
+    if built.segment_length is not None:
+        memory = SEGMENTS
     return next(family for family in FAMILIES if memory in family.operators or not family.operators)
 
 

@@ -161,6 +161,62 @@ class MiscountsItsState(Decay):
     state_size = 4
 
 
+class Segmented(Decay):
+    """A state that a boundary after every second step empties; the position is a second element."""
+
+    segment_length = 2
+    state_size = 4
+
+    def forward(self, x, state=None, *, reset=None):
+        state = self.init_state(len(x)) if state is None else state
+        h, position = state
+        outputs = []
+        for n in range(x.shape[1]):
+            if reset is not None:
+                h = h.masked_fill(reset[:, n, None], 0)
+            h = self.decay * h + self.weight * x[:, n]
+            outputs.append(h.to(x.dtype))
+            position = position + 1
+            h = h.masked_fill(position % 2 == 0, 0)
+        return torch.stack(outputs, 1) if outputs else x, (h, position)
+
+    def init_state(self, batch, *, device=None, position=0):
+        h = super().init_state(batch, device=device)
+        return h, torch.full((batch, 1), position, device=h.device)
+
+
+class StartsSegmentsAtResets(Segmented):
+    def forward(self, x, state=None, *, reset=None):
+        h, position = self.init_state(len(x)) if state is None else state
+        if reset is None or x.shape[1] == 0:
+            return super().forward(x, (h, position))
+        outputs = []
+        for n in range(x.shape[1]):
+            position = position.masked_fill(reset[:, n, None], 0)
+            now = slice(n, n + 1)
+            y, (h, position) = super().forward(x[:, now], (h, position), reset=reset[:, now])
+            outputs.append(y)
+        return torch.cat(outputs, 1), (h, position)
+
+
+class MiscountsItsSegments(Segmented):
+    state_size = 3
+
+
+class GrowsBeyondItsSegments(Segmented):
+    state_size = 5
+
+    def forward(self, x, state=None, *, reset=None):
+        h, position, steps = self.init_state(len(x)) if state is None else state
+        y, (h, position) = super().forward(x, (h, position), reset=reset)
+        kept = min(1, steps.shape[1] + x.shape[1])
+        return y, (h, position, steps.new_zeros(len(x), kept))
+
+    def init_state(self, batch, *, device=None, position=0):
+        h, position = super().init_state(batch, device=device, position=position)
+        return h, position, h.new_zeros(batch, 0)
+
+
 class StartsElsewhere(Decay):
     def init_state(self, batch, *, device=None):
         return torch.ones(batch, self.d_model)
@@ -216,6 +272,13 @@ def test_a_right_mixer_passes_every_law():
         (HidesItsWeight, testing.check_state_dict, "after loading"),
         (ReadsNoWeights, testing.check_state_dict, "do not depend on the weights"),
         (MiscountsItsState, testing.check_init_state, "holds 3.0 elements per sequence; `state_size` is 4"),
+        (
+            MiscountsItsSegments,
+            testing.check_init_state,
+            "holds 4.0 elements per sequence; `state_size` is 3",
+        ),
+        (GrowsBeyondItsSegments, testing.check_init_state, "after a boundary the state holds"),
+        (StartsSegmentsAtResets, testing.check_reset, "against separate segments"),
         (StartsElsewhere, testing.check_init_state, "outputs from `init_state`"),
         (ForgetsWithoutSteps, testing.check_empty, "state after zero steps"),
         (ReadsRawMemory, testing.check_layout, "strided inputs"),
@@ -228,6 +291,10 @@ def test_a_broken_mixer_fails_its_law(broken, law, message):
     assert message in str(error.value)
     with pytest.raises(AssertionError):
         check_mixer(broken(), time=9, long=2, compiler=None)
+
+
+def test_a_mixer_with_segments_obeys_the_laws():
+    check_mixer(Segmented(), time=9, long=2, compiler=None)
 
 
 def test_resets_of_the_callers_choice():

@@ -27,6 +27,8 @@ TIME = 11
 REFUSED = {
     "aft": "aft",
     "attention": "softmax_attention",
+    "block_recurrent": "block_recurrent",
+    "compressive_transformer": "compressive_transformer",
     "delta_net": "short_conv",
     "falcon_h1": "softmax_attention",
     "flash_gau": "flash_gau",
@@ -40,6 +42,7 @@ REFUSED = {
     "hyena": "short_conv",
     "hippo_rnn": "hippo_rnn",
     "ind_rnn": "ind_rnn",
+    "infini_attention": "infini_attention",
     "kda": "short_conv",
     "mamba": "short_conv",
     "mamba2": "short_conv",
@@ -63,6 +66,7 @@ REFUSED = {
     "slstm": "slstm",
     "sru": "sru",
     "tnn": "long_conv",
+    "transformer_xl": "transformer_xl",
     "xlstm_7b": "mlstm",
 }
 

@@ -89,6 +89,9 @@ def _built(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | Se
 
 
 def _starts_empty(mixer: Mixer) -> bool:
+    if mixer.segment_length is not None:
+        # the cache of a segment is bounded
+        return False
     try:
         state = mixer.init_state(1)
     except Exception:

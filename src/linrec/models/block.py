@@ -1,5 +1,6 @@
 """The residual block of every model: time mixing, then channel mixing."""
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
@@ -102,9 +103,12 @@ class Block(nn.Module):
         x = self._after(self.channel_mixing_norm, x, y)
         return x, (over_time, over_channels) if keep_state else None
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return the initial state of `batch` sequences."""
-        over_time = self.mixer.init_state(batch, device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
+        """Return the initial state of `batch` sequences that start at step `position` of a stream."""
+        start: Callable[..., State] = self.mixer.init_state
+        # only the boundaries of segments depend on the position
+        at = {} if self.mixer.segment_length is None else {"position": position}
+        over_time = start(batch, device=device, **at)
         if not isinstance(self.channel_mixing, Mixer):
             return over_time
         return over_time, self.channel_mixing.init_state(batch, device=device)

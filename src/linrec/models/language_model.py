@@ -151,9 +151,17 @@ class LanguageModel(nn.Module):
             states.append(block_state)
         return self.norm(x), tuple(states)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
-        """Return the initial state of `batch` sequences, one entry per layer."""
-        return tuple(block.init_state(batch, device=device) for block in self._blocks)
+    def init_state(
+        self, batch: int, *, device: torch.device | str | None = None, position: int = 0
+    ) -> tuple[State, ...]:
+        """Return the initial state of `batch` sequences, one entry per layer.
+
+        Args:
+            batch: sequences b.
+            device: where the state lives; None is where the parameters live.
+            position: step of the stream at which the sequences start. It matters for mixers with segments.
+        """
+        return tuple(block.init_state(batch, device=device, position=position) for block in self._blocks)
 
     @property
     def state_size(self) -> int:

@@ -56,6 +56,9 @@ class Mixer(Float32Module, ABC):
             such call. An attribute of the class, or of the mixer where its arguments choose the operator.
         of_one_input: names of the layers that `mix` passes to `linrec.nn.projections.projected` together.
             Generation joins their weights.
+        segment_length: steps of a segment, for a mixer with a memory that changes at multiples of this number
+            of steps, counted over resets; None for other mixers. `init_state` then takes `position`, the step
+            of the stream at which the state starts, and `state_size` counts the largest state.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
 
@@ -72,6 +75,7 @@ class Mixer(Float32Module, ABC):
     recurrence: str | None = None
     of_one_input: tuple[str, ...] = ()
     own_norm: bool = False
+    segment_length: int | None = None
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -1,13 +1,15 @@
 """Biases of attention scores by distance: b_i for pairs of steps that are i steps apart."""
 
+import math
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
 from linrec.nn.rotary import Rotary
 
-__all__ = ["RotaryBias", "StandardizedBias", "ToeplitzBias"]
+__all__ = ["BucketBias", "RotaryBias", "StandardizedBias", "ToeplitzBias"]
 
 
 class ToeplitzBias(nn.Module):
@@ -92,3 +94,52 @@ class StandardizedBias(nn.Module):
         deviation, mean = torch.std_mean(self.u.to(dtype), -1, correction=0, keepdim=True)
         scaled = self.gamma.to(dtype)[:, None] * (self.u.to(dtype) - mean) / deviation
         return scaled + self.beta.to(dtype)[:, None]
+
+
+class BucketBias(nn.Module):
+    """b_i = w_{bucket(i)}, a learned number for each head and bucket of distances, T5's.
+
+    Half of the buckets are of one distance each, from 0 on. The others grow with the distance up to
+    `max_distance`, and the last bucket takes all larger distances.
+
+    Args:
+        n_heads: heads h.
+        buckets: number of buckets, at least 2.
+        max_distance: distance from which on there is one bucket.
+        std: standard deviation of w when training starts.
+
+    Source:
+        Raffel and others, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer
+        (2020), section 2.1, for causal attention.
+
+    Example:
+        >>> BucketBias(2)(3, 5).shape
+        torch.Size([1, 2, 3, 5])
+        >>> BucketBias(1).bucket(torch.tensor([0, 15, 16, 64, 127, 1000])).tolist()
+        [0, 15, 16, 26, 31, 31]
+    """
+
+    def __init__(
+        self, n_heads: int, *, buckets: int = 32, max_distance: int = 128, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.w = nn.Parameter(std * torch.randn(n_heads, buckets))
+        mark(self, group="channel", weight_decay=False)
+
+    def bucket(self, distance: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """Return the buckets of distances >= 0."""
+        exact = self.w.shape[1] // 2
+        # logarithms in float64: a distance at the edge of a bucket is exact
+        far = (distance.clamp(min=1).double() / exact).log() / math.log(self.max_distance / exact)
+        far = (exact + far * (self.w.shape[1] - exact)).long().clamp(max=self.w.shape[1] - 1)
+        return torch.where(distance < exact, distance, far)
+
+    def forward(self, time: int, keys: int) -> Float[Tensor, "1 h t keys"]:
+        """Return the biases of t queries with a number of keys, whose last t are of the queries' steps.
+
+        Keys after the query have the bias of the distance 0.
+        """
+        step = torch.arange(keys, device=self.w.device)
+        distance = (step[keys - time :, None] - step).clamp(min=0)
+        return self.w[:, self.bucket(distance)][None]

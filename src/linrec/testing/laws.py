@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.mixer import State
+from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.isolation import documents
 from linrec.testing.draws import generator, reset_mask
 from linrec.testing.tolerances import assert_agree
@@ -92,6 +92,8 @@ def check_batch_independence(function: Function, x: Tree) -> None:
 def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> None:
     """Law 5: `reset` equals separate runs of the segments, and a reset at the first step discards the state.
 
+    A mixer with segments (`Mixer.segment_length`) runs each piece from `init_state` at the piece's position.
+
     Args:
         function: the mixer or operator.
         x: inputs over time; one extra run on them provides the initial state.
@@ -115,7 +117,7 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
             pieces = [continued[row : row + 1, : cuts[0] if cuts else time]]
             end = None
             for begin, stop in zip(cuts, [*cuts[1:], time], strict=False):
-                piece, end = function(_cut(_row(x, row), begin, stop))
+                piece, end = function(_cut(_row(x, row), begin, stop), _start(function, time + begin, 1))
                 pieces.append(piece)
             what = f"batch row {row} with resets at {cuts}"
             assert_agree(whole[row : row + 1], torch.cat(pieces, 1), f"{what} against separate segments")
@@ -189,7 +191,7 @@ def check_isolation(function: Function, x: Tree) -> None:
 
     reset[:, 0] = True
     dropped, _ = function(given, spoilt, reset=reset)
-    alone, _ = function(given, reset=reset)
+    alone, _ = function(given, _start(function, time, batch), reset=reset)
     assert_agree(dropped, alone, "outputs with NaN in a state that is discarded")
     gradients = _gradients(function, alone, given)
     assert_agree(
@@ -260,6 +262,14 @@ def check_layout(function: Function, x: Tree) -> None:
     y, _ = function(x)
     assert_agree(function(strided)[0], y, "strided inputs")
     assert_agree(function(transposed)[0], y, "inputs with time in front in memory")
+
+
+def _start(function: Function, position: int, batch: int) -> State:
+    """Return the state of rows that start at a step of a stream; None unless the position matters."""
+    if not isinstance(function, Mixer) or function.segment_length is None:
+        return None
+    start: Callable[..., State] = function.init_state
+    return start(batch, position=position)
 
 
 def _changed_where(mask: Tensor, tensor: Tensor) -> Tensor:

@@ -86,6 +86,9 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
     _check_start(copy.deepcopy(mixer).to("meta"), x.to("meta"), "on meta")
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         _check_start(copy.deepcopy(mixer).float(), wide, "under autocast")
+    if mixer.segment_length is not None:
+        _check_largest_state(mixer, x, mixer.segment_length)
+        return
     sizes = [_size(mixer(x[:, :steps])[1]) for steps in (1, 2)]
     # `state_size` of a growing state is its size per step
     size = sizes[0] if sizes[0] == sizes[1] else sizes[1] - sizes[0]
@@ -95,6 +98,19 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
         )
     if sizes[0] == sizes[1] and _size(mixer.init_state(batch)) != size:
         raise AssertionError(f"`init_state` holds {_size(mixer.init_state(batch))} elements, a state {size}")
+
+
+def _check_largest_state(mixer: Mixer, x: Tensor, length: int) -> None:
+    """Raise unless `state_size` counts the state before a boundary, where it is largest."""
+    steps = x[:, :1].expand(-1, 2 * length, -1)
+    full, empty, start = (_size(mixer(steps[:, :n])[1]) for n in (2 * length - 1, 2 * length, 0))
+    if full != len(x) * mixer.state_size:
+        raise AssertionError(
+            f"before a boundary the state holds {full / len(x)} elements per sequence; `state_size` is "
+            f"{mixer.state_size}"
+        )
+    if empty != start:
+        raise AssertionError(f"after a boundary the state holds {empty} elements, `init_state` {start}")
 
 
 def _check_start(mixer: Mixer, x: Tensor, where: str) -> None:

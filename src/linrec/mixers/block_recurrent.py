@@ -1,0 +1,315 @@
+"""Block-Recurrent Transformer (Hutchins and others, 2022): states that attend to blocks, and back.
+
+    K_e, V_e from E     K_s, V_s from S~ = norm(S) + P
+    Y = [SA(Q_e; K_e, V_e) | CA(Q'_e; K_s, V_s)] W_o           vertical
+    H = [SA(Q_s; K_s, V_s) | CA(Q'_s; K_e, V_e)]               horizontal
+    S <- gate(S, H)                                            "skip"
+    S <- gate(S, relu(H W_1))                                  "single"
+    S <- gate(S, H), then gate(S, relu(norm(S) W_1))           "dual"
+
+E are the inputs of a block of W steps, S the state vectors, P their position embeddings, SA self-attention
+and CA cross-attention by heads, Q queries, K keys, V values, Y the output, and | joins heads. SA of E is
+causal over a window of W steps, in the block and the block before. `StateGate` has the gates' equations.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
+from linrec.nn.mixer import Mixer, State
+from linrec.nn.norms import Norm, make_norm
+from linrec.nn.parameters import mark
+from linrec.nn.position_bias import BucketBias
+from linrec.nn.projections import output_kwargs
+from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
+from linrec.nn.state_gates import GateKind, StateGate
+from linrec.nn.visible_attention import visible_attention
+from linrec.ops.attention import check_options
+from linrec.rules import at_least, choice
+
+__all__ = ["BlockRecurrent", "RecurrentStates"]
+
+Configuration = Literal["skip", "single", "dual"]
+Positions = Literal["t5", "none"]
+QKNorm = Literal["l2", "none"]
+Written = Literal["window", "block"]
+
+# of the paper's models
+CHANNELS_PER_HEAD = 128
+STATE_STD = 0.1
+# of the released code
+QK_EPS = 1e-6
+
+
+class RecurrentStates(NamedTuple):
+    """The memory that a block leaves.
+
+    Attributes:
+        S: the state vectors (b, N, d_model).
+        started: whether S was written (b,); the states are the learned S_0 otherwise.
+        k: keys of the last block (b, W, h, d_head).
+        v: values of the last block (b, W, h, d_head).
+        alive: which steps of the last block are of the row's current sequence (b, W).
+    """
+
+    S: Float[Tensor, "b N d_model"]
+    started: Bool[Tensor, "b"]
+    k: Float[Tensor, "b W h d"]
+    v: Float[Tensor, "b W h d"]
+    alive: Bool[Tensor, "b W"]
+
+
+class BlockRecurrent(Mixer):
+    """Y = [SA(Q_e; K_e, V_e) | CA(Q'_e; K_s, V_s)] W_o, with states S that each block of W steps updates.
+
+    In the paper's model of 12 layers, the tenth layer is recurrent, and the others are attention with a
+    sliding window: `mixer` is a pattern of "attention" and "block_recurrent". The defaults are the paper's
+    best gate and configuration.
+
+    | layer | arguments |
+    |---|---|
+    | of the paper's name Rec:fixed:skip | the defaults |
+    | Rec:lstm:dual | `gate="lstm", configuration="dual"` |
+    | of Transformer-XL's reach, the whole block before | `sliding=False` |
+
+    The released code hides a step's own key, and a step at the start of a sequence sees keys of zeros in the
+    place of steps that do not exist. Here a step sees itself and W - 1 steps before it.
+
+    Args:
+        d_model: width of the sequence, and of a state vector.
+        n_heads: heads. None is the largest number that divides `d_model` and leaves at least 128 channels to
+            each head, or 1.
+        d_head: channels of a head. None is `d_model` / `n_heads`.
+        kv_heads: heads of keys and values, each shared by `n_heads` / `kv_heads` neighbouring queries. None
+            is `n_heads`.
+        segment_length: W, the steps of a block and of the window.
+        n_states: N, the number of state vectors.
+        gate: "fixed", "full" or "lstm".
+        configuration: "skip", "single" or "dual".
+        d_hidden: hidden units of "single" and "dual"; None is 4 `d_model`.
+        sliding: whether a step sees W steps. Without it, a step sees all steps of the block before.
+        write_from: the keys that states attend to: of the "window", the block and the block before, or of the
+            "block" alone.
+        positions: of the window, "t5", a learned bias for each head and bucket of distances, or "none".
+        qk_norm: "l2" makes queries and keys unit vectors and multiplies scores by a learned number for each
+            head; "none" divides scores by sqrt(d_head).
+        state_norm: norm of the states before their projections, "rms", the released code's, or "layer".
+        norm_eps: epsilon of that norm.
+        detach: where gradients through the memory stop: a number n, at every n-th block, the paper's 8;
+            "segment", after every block; or "never".
+        dropout: probability that a weight of attention in the window is dropped, in training alone.
+
+    Raises:
+        ValueError: `n_heads` that does not divide `d_model`, an unknown name, or a number out of range.
+
+    Source:
+        Hutchins, Schlag, Wu, Dyer and Neyshabur, Block-Recurrent Transformers (2022), section 3. Norms of
+        queries and keys are the released code's.
+
+    Example:
+        >>> mixer = BlockRecurrent(64, n_heads=4, segment_length=8, n_states=6)
+        >>> y, state = mixer(torch.zeros(2, 20, 64))
+        >>> y.shape, state.memory.S.shape, state.alive.shape
+        (torch.Size([2, 20, 64]), torch.Size([2, 6, 64]), torch.Size([2, 4]))
+    """
+
+    segment_length: int
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_head: int | None = None,
+        kv_heads: int | None = None,
+        segment_length: int = 512,
+        n_states: int = 512,
+        gate: GateKind = "fixed",
+        configuration: Configuration = "skip",
+        d_hidden: int | None = None,
+        sliding: bool = True,
+        write_from: Written = "window",
+        positions: Positions = "t5",
+        qk_norm: QKNorm = "l2",
+        state_norm: Norm = "rms",
+        norm_eps: float = 1e-6,
+        detach: Detach = 8,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(d_model)
+        choice(GateKind, gate=gate)
+        choice(Configuration, configuration=configuration)
+        choice(Written, write_from=write_from)
+        choice(Positions, positions=positions)
+        choice(QKNorm, qk_norm=qk_norm)
+        check_options(None, dropout)
+        check_detach(detach)
+        at_least(1, segment_length=segment_length, n_states=n_states, cure="The paper's is 512.")
+        at_least(1, d_hidden=d_hidden, or_none=True)
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
+        at_least(1, n_heads=self.n_heads, d_head=self.d_head)
+        self.kv_heads = kv_groups(self.n_heads, kv_heads)
+        self.segment_length, self.n_states = segment_length, n_states
+        self.configuration, self.sliding, self.write_from = configuration, sliding, write_from
+        self.detach, self.dropout = detach, dropout
+
+        width, kv_width = self.n_heads * self.d_head, self.kv_heads * self.d_head
+        # queries of self-attention, then of cross-attention
+        self.q_e = nn.Linear(d_model, 2 * width, bias=False)
+        self.k_e = nn.Linear(d_model, kv_width, bias=False)
+        self.v_e = nn.Linear(d_model, kv_width, bias=False)
+        self.q_s = nn.Linear(d_model, 2 * width, bias=False)
+        self.k_s = nn.Linear(d_model, kv_width, bias=False)
+        self.v_s = nn.Linear(d_model, kv_width, bias=False)
+        self.state_norm = make_norm(state_norm, d_model, eps=norm_eps)
+        self.S_0 = nn.Parameter(STATE_STD * torch.randn(n_states, d_model))
+        self.P = nn.Parameter(torch.randn(n_states, d_model))
+        mark(self, "S_0", "P", group="channel", weight_decay=False)
+        # scales of the scores of SA and CA of E, then of S
+        self.scale: nn.Parameter | None = None
+        if qk_norm == "l2":
+            self.scale = nn.Parameter(torch.ones(4, self.n_heads))
+            mark(self, "scale", group="channel", weight_decay=False)
+        self.bias = BucketBias(self.n_heads) if positions == "t5" else None
+        self.out = nn.Linear(2 * width, d_model, bias=False)
+        hidden = 4 * d_model if d_hidden is None else d_hidden
+        self.gate = None if configuration == "single" else StateGate(2 * width, d_model, gate)
+        self.hidden: nn.Linear | None = None
+        self.hidden_gate: StateGate | None = None
+        if configuration != "skip":
+            single = configuration == "single"
+            self.hidden = nn.Linear(2 * width if single else d_model, hidden, bias=False)
+            self.hidden_gate = StateGate(hidden, d_model, gate, tanh=single)
+        norm: Norm = state_norm if configuration == "dual" else "none"
+        self.hidden_norm = make_norm(norm, d_model, eps=norm_eps)
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return Y, and a `SegmentState` of a `RecurrentStates`, and the block's keys and values."""
+        heads, state = by_segments(
+            "block_recurrent",
+            self._vertical,
+            self._horizontal,
+            x,
+            self.init_state(len(x), device=x.device) if state is None else state,
+            length=self.segment_length,
+            fresh=self._empty(len(x), x.device),
+            reset=reset,
+            detach=self.detach,
+        )
+        return self.out(heads), state
+
+    def _vertical(
+        self, E: Tensor, memory: RecurrentStates, segment: tuple[Tensor, Tensor], sight: Sight
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the heads of Y, and K_e and V_e of the block up to the new steps."""
+        time, W = E.shape[1], self.segment_length
+        Q, Q_cross = self._heads(self.q_e, E).chunk(2, 2)
+        K, V = self._heads(self.k_e, E), self._heads(self.v_e, E)
+        K, V = (torch.cat([old, new], 1) for old, new in zip(segment, (K, V), strict=True))
+        keys, values = torch.cat([memory.k, K], 1), torch.cat([memory.v, V], 1)
+        visible, bias = sight.of(memory.alive, time), None
+        if self.sliding:
+            visible = visible.triu(keys.shape[1] - time - W + 1)
+        if self.bias is not None:
+            bias = self.bias(time, keys.shape[1]).to(Q.dtype).expand(len(E), -1, -1, -1)
+        dropout = self.dropout if self.training else 0.0
+        attended = self._attention(0, Q, keys, values, visible, bias, dropout=dropout)
+
+        S, shown = self._states(memory), None
+        if sight.memory is not None:
+            # a step after a reset sees the learned states, and other steps see S
+            S = torch.cat([S, self.S_0.to(S.dtype).expand(len(S), -1, -1)], 1)
+            shown = torch.stack([sight.memory, ~sight.memory], -1).repeat_interleave(self.n_states, -1)
+        K_s, V_s = (self._heads(linear, self._embedded(S)) for linear in (self.k_s, self.v_s))
+        crossed = self._attention(1, Q_cross, K_s, V_s, self._all(shown, Q_cross, K_s))
+        return torch.cat([attended, crossed], 2).flatten(-2), (K, V)
+
+    def _horizontal(
+        self, memory: RecurrentStates, segment: tuple[Tensor, Tensor], alive: Tensor
+    ) -> RecurrentStates:
+        """Return the next states, and the block's keys and values."""
+        S, (K, V) = self._states(memory), segment
+        embedded = self._embedded(S)
+        Q, Q_cross = self._heads(self.q_s, embedded).chunk(2, 2)
+        K_s, V_s = (self._heads(linear, embedded) for linear in (self.k_s, self.v_s))
+        attended = self._attention(2, Q, K_s, V_s, self._all(None, Q, K_s))
+        keys, values, visible = K, V, alive
+        if self.write_from == "window":
+            keys, values = torch.cat([memory.k, K], 1), torch.cat([memory.v, V], 1)
+            visible = torch.cat([memory.alive, alive], 1)
+        visible = visible[:, None].expand(-1, self.n_states, -1)
+        crossed = self._attention(3, Q_cross, keys, values, visible)
+        h = torch.cat([attended, crossed], 2).flatten(-2)
+        if self.gate is not None:
+            S = self.gate(S, h)
+            h = self.hidden_norm(S)
+        if self.hidden is not None and self.hidden_gate is not None:
+            S = self.hidden_gate(S, functional.relu(self.hidden(h)))
+        return RecurrentStates(S, torch.ones_like(memory.started), K, V, alive)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
+        """Return the memory of no blocks, at `position` of a stream."""
+        memory = self._empty(batch, device)
+        steps = memory.k[:, :0], memory.v[:, :0]
+        return first_state(memory, steps, length=self.segment_length, position=position)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the memory and of an unfinished block of `segment_length` - 1 steps, its longest."""
+        per_step = 2 * self.kv_heads * self.d_head + 1
+        return self.n_states * self.d_model + 2 + per_step * (2 * self.segment_length - 1)
+
+    def _empty(self, batch: int, device: torch.device | str | None) -> RecurrentStates:
+        """Return the memory of no blocks."""
+        S = torch.zeros(batch, self.n_states, self.d_model, **self.factory_kwargs(device))
+        steps, sizes = (batch, self.segment_length), (self.kv_heads, self.d_head)
+        k = torch.zeros(*steps, *sizes, **output_kwargs(self.k_e, device))
+        off = torch.zeros(steps, dtype=torch.bool, device=S.device)
+        return RecurrentStates(S, off.new_zeros(batch), k, k.clone(), off)
+
+    def _states(self, memory: RecurrentStates) -> Tensor:
+        """Return S, or S_0 where no block has been written."""
+        return torch.where(memory.started[:, None, None], memory.S, self.S_0.to(memory.S.dtype))
+
+    def _embedded(self, S: Tensor) -> Tensor:
+        """Return norm(S) + P, in the dtype of the weights."""
+        return (self.state_norm(S) + self.P.to(S.dtype).repeat(S.shape[1] // self.n_states, 1)).to(
+            self.k_s.weight.dtype
+        )
+
+    def _heads(self, linear: nn.Linear, x: Tensor) -> Tensor:
+        """Return queries, keys or values (b, n, heads, d_head)."""
+        return linear(x).unflatten(-1, (-1, self.d_head))
+
+    def _attention(
+        self,
+        place: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Return attention by heads, with the scale of scores at `place`."""
+        if self.scale is not None:
+            # the attention divides by sqrt(d_head)
+            scale = (self.scale[place].abs() * math.sqrt(self.d_head))[:, None].to(q.dtype)
+            q, k = (x * (x.square().sum(-1, keepdim=True) + QK_EPS).rsqrt() for x in (q, k))
+            q = q * scale
+        shared = self.n_heads // self.kv_heads
+        k, v = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (k, v))
+        return visible_attention(q, k, v, visible, bias, dropout=dropout)
+
+    def _all(self, visible: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+        """Return the mask that shows all keys, unless there is one."""
+        if visible is not None:
+            return visible
+        return torch.ones(1, q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)

@@ -1,0 +1,186 @@
+"""Transformer-XL (Dai and others, 2019): attention to a memory of the segments before, relative positions.
+
+    h~_s = [SG(m_s) | h_s]
+    q_s = h_s W_q     k_s = h~_s W_k,E     v_s = h~_s W_v
+    A_ij = q_i . k_j + q_i . W_k,R R_{i-j} + u . k_j + v . W_k,R R_{i-j}
+    a_s = Masked-Softmax(A / sqrt(d_head)) v_s
+    o_s = a_s W_o
+    m_{s+1} = the last M steps of [m_s | h_s]
+
+h_s are the inputs of the layer in segment s, m_s is its memory, M the memory's length, SG stops gradients,
+and | joins steps. q are queries, k keys, v_s values, u and v biases of queries, A scores, R_i a sinusoid of
+the distance i, a the heads, and o the output.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State
+from linrec.nn.past_steps import PastSteps
+from linrec.nn.projections import draw, projected
+from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
+from linrec.ops.attention import check_options
+from linrec.rules import at_least, positive, require
+
+__all__ = ["TransformerXL"]
+
+# of the paper's largest model, d_model = 1024 and 16 heads
+CHANNELS_PER_HEAD = 64
+
+
+class TransformerXL(Mixer):
+    """a = Masked-Softmax(A / sqrt(d_head)) [SG(m) | h] W_v: steps see their segment and a memory before it.
+
+    The memory of a layer holds the layer's inputs of the last M steps before the segment, without gradients.
+    Keys and values of the memory are computed again in each call, so that W_k and W_v get gradients from the
+    memory too. A step sees up to M + T - 1 steps before itself, and L layers reach L M steps back.
+
+    | model of the paper | arguments |
+    |---|---|
+    | WikiText-103, base | `segment_length=150, memory_length=150`; evaluated with 64 and 640, `clamp=400` |
+    | enwik8, 12 layers | `segment_length=512, memory_length=512`; evaluated with 128 and 3800, `clamp=820` |
+    | without recurrence | `memory_length=0` |
+
+    Lengths and `clamp` do not change the parameters: evaluate in a model made with other lengths. The paper's
+    model has `norm_position="post"`. Its layers share u and v, as the mixers of a model here do unless
+    `untie_biases`. The layers do not share W_k,R.
+
+    When training starts, weights, u and v are normal with a standard deviation of 0.02, as in the released
+    code.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads. None is the largest number that divides `d_model` and leaves at least 64 channels to
+            each head, or 1.
+        d_head: channels of a head. None is `d_model` / `n_heads`.
+        segment_length: T, the steps of a segment.
+        memory_length: M, the steps of the memory; None is `segment_length`.
+        same_length: whether every step sees the same number of steps, M with its own. Without it, later steps
+            of a segment see more.
+        clamp: the largest distance in R; None has no limit.
+        untie_biases: whether each layer of a model has its own u and v.
+        detach: where gradients through the memory stop: "segment", the paper's, at every boundary; "never";
+            or a number n, at every n-th boundary.
+        dropout: probability that an attention weight is dropped, in training alone.
+        init_std: the standard deviation above.
+
+    Raises:
+        ValueError: `n_heads` that does not divide `d_model`, `same_length` without a memory, or a number out
+            of range.
+
+    Source:
+        Dai, Yang, Yang, Carbonell, Le and Salakhutdinov, Transformer-XL: Attentive Language Models Beyond a
+        Fixed-Length Context (2019), sections 3.2 and 3.3. `same_length`, `clamp`, ties and initial values are
+        the released code's.
+
+    Example:
+        >>> mixer = TransformerXL(64, n_heads=4, segment_length=8)
+        >>> y, state = mixer(torch.zeros(2, 20, 64))
+        >>> y.shape, state.memory.h.shape, state.segment.shape
+        (torch.Size([2, 20, 64]), torch.Size([2, 8, 64]), torch.Size([2, 4, 64]))
+    """
+
+    segment_length: int
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_head: int | None = None,
+        segment_length: int = 512,
+        memory_length: int | None = None,
+        same_length: bool = False,
+        clamp: int | None = None,
+        untie_biases: bool = False,
+        detach: Detach = "segment",
+        dropout: float = 0.0,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__(d_model)
+        check_options(None, dropout)
+        check_detach(detach)
+        at_least(1, segment_length=segment_length)
+        at_least(0, memory_length=memory_length, or_none=True)
+        at_least(0, clamp=clamp, or_none=True)
+        positive(init_std=init_std)
+        self.segment_length = segment_length
+        self.memory_length = segment_length if memory_length is None else memory_length
+        require(
+            self.memory_length > 0 or not same_length,
+            "`same_length` needs a `memory_length` of at least 1; got 0. Each step sees that many steps.",
+        )
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
+        at_least(1, d_head=self.d_head)
+        self.same_length, self.untie_biases = same_length, untie_biases
+        self.detach, self.dropout = detach, dropout
+
+        width = self.n_heads * self.d_head
+        self.q = nn.Linear(d_model, width, bias=False)
+        self.k = nn.Linear(d_model, width, bias=False)
+        self.v = nn.Linear(d_model, width, bias=False)
+        self.distance = DistanceScores(d_model, self.n_heads, self.d_head, clamp=clamp)
+        self.biases = QueryBiases(self.n_heads, self.d_head, std=init_std)
+        self.out = nn.Linear(width, d_model, bias=False)
+        draw(self, nn.init.normal_, std=init_std)
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and a `SegmentState` of `PastSteps` and the inputs of the unfinished segment."""
+        a, state = by_segments(
+            "transformer_xl",
+            self._read,
+            self._write,
+            x,
+            self.init_state(len(x), device=x.device) if state is None else state,
+            length=self.segment_length,
+            fresh=self._memory_of(len(x), x.device),
+            reset=reset,
+            detach=self.detach,
+        )
+        return self.out(a), state
+
+    def _read(self, x: Tensor, memory: PastSteps, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+        """Return a and h_s up to the new steps."""
+        h = torch.cat([segment, x.to(segment.dtype)], 1)
+        joined = torch.cat([memory.h, h], 1)
+        heads = self.n_heads, self.d_head
+        q = self.q(x).unflatten(-1, heads)
+        k, v = (y.unflatten(-1, heads) for y in projected(joined, self.k, self.v))
+        visible = sight.of(memory.alive, x.shape[1])
+        if self.same_length:
+            visible = visible.triu(joined.shape[1] - x.shape[1] - self.memory_length + 1)
+        dropout = self.dropout if self.training else 0.0
+        a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout)
+        return a.flatten(-2), h
+
+    def _write(self, memory: PastSteps, segment: Tensor, alive: Tensor) -> PastSteps:
+        """Return m_{s+1}."""
+        return memory.then(segment, alive)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
+        """Return an empty memory, in the dtype of the weights, at `position` of a stream."""
+        memory = self._memory_of(batch, device)
+        return first_state(memory, memory.h[:, :0], length=self.segment_length, position=position)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the memory and of an unfinished segment of `segment_length` - 1 steps, its longest."""
+        per_step = self.d_model + 1
+        return per_step * (self.memory_length + self.segment_length - 1) + 1
+
+    @classmethod
+    def share(cls, layers: "Sequence[TransformerXL]") -> None:
+        """Give all layers the u and v of the first layer, unless `untie_biases`."""
+        for layer in layers:
+            if not layer.untie_biases:
+                layer.biases = layers[0].biases
+
+    def _memory_of(self, batch: int, device: torch.device | str | None) -> PastSteps:
+        """Return an empty memory."""
+        like = {"dtype": self.q.weight.dtype, "device": self.q.weight.device if device is None else device}
+        return PastSteps.empty(batch, self.memory_length, self.d_model, **like)

@@ -1,0 +1,127 @@
+"""Transformer-XL's scores of the distance between a query and a key."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.nn.parameters import mark
+from linrec.nn.visible_attention import visible_attention
+
+__all__ = ["DistanceScores", "QueryBiases", "distance_attention", "sinusoids"]
+
+
+class QueryBiases(nn.Module):
+    """u and v, added to queries before products with keys and with distances.
+
+    Args:
+        n_heads: heads h.
+        d_head: channels of a head.
+        std: standard deviation when training starts.
+
+    Example:
+        >>> QueryBiases(2, 4, std=0.02).u.shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, n_heads: int, d_head: int, *, std: float) -> None:
+        super().__init__()
+        self.u = nn.Parameter(std * torch.randn(n_heads, d_head))
+        self.v = nn.Parameter(std * torch.randn(n_heads, d_head))
+        mark(self, group="channel", weight_decay=False)
+
+
+class DistanceScores(nn.Module):
+    """b_nm = (q_n + v) . W_R R_{n-m} / sqrt(d_head), of sinusoids R of the distance n - m.
+
+    Args:
+        d_model: width of R.
+        n_heads: heads h.
+        d_head: channels of a head.
+        clamp: largest distance; R of larger distances is R of `clamp`. None has no limit.
+
+    Source:
+        Dai and others, Transformer-XL (2019), section 3.3 and appendix B.
+
+    Example:
+        >>> scores = DistanceScores(6, 2, 4)
+        >>> scores(torch.zeros(1, 3, 2, 4), 5).shape
+        torch.Size([1, 2, 3, 5])
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, *, clamp: int | None = None) -> None:
+        super().__init__()
+        self.d_head, self.clamp = d_head, clamp
+        self.r = nn.Linear(d_model, n_heads * d_head, bias=False)
+
+    def forward(self, q: Float[Tensor, "b t h d"], keys: int) -> Float[Tensor, "b h t keys"]:
+        """Return the scores of queries q + v with a number of keys, whose last t are of the queries' steps.
+
+        Scores with keys after the query are not defined.
+        """
+        distance = torch.arange(keys - 1, -1, -1, device=q.device)
+        if self.clamp is not None:
+            distance = distance.clamp(max=self.clamp)
+        r = self.r(sinusoids(distance, self.r.in_features, self.r.weight.dtype))
+        r = r.unflatten(-1, (-1, self.d_head)).to(q.dtype)
+        scores = torch.einsum("bthd,shd->bhts", q, r) / math.sqrt(self.d_head)
+        return _shifted(scores)
+
+
+def distance_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s h d"],
+    v: Float[Tensor, "b s h d"],
+    visible: Bool[Tensor, "b t s"],
+    distance: DistanceScores,
+    biases: QueryBiases,
+    *,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b t h d"]:
+    """Attend to visible keys by their contents and distances; the last t keys are of the queries' steps.
+
+        A_ij = (q_i + u) . k_j + (q_i + v) . W_R R_{i-j}
+
+    Args:
+        q: queries (b, t, h, d).
+        k: keys (b, s, h, d).
+        v: values (b, s, h, d).
+        visible: whether a query sees a key (b, t, s); a query must see its own.
+        distance: W_R and R.
+        biases: u and v of the equation.
+        dropout: probability of dropping an attention weight.
+
+    Example:
+        >>> q, visible = torch.zeros(1, 2, 1, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
+        >>> biases = QueryBiases(1, 4, std=0.0)
+        >>> distance_attention(q, q, q + 3, visible, DistanceScores(6, 1, 4), biases).detach()[0, 1, 0]
+        tensor([3., 3., 3., 3.])
+    """
+    scores = distance(q + biases.v.to(q.dtype), k.shape[1])
+    return visible_attention(q + biases.u.to(q.dtype), k, v, visible, scores, dropout=dropout)
+
+
+def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor, "t width"]:
+    """Return the sines, then the cosines, of positions (t,) times 10000^(-2i / width).
+
+    Example:
+        >>> sinusoids(torch.arange(2), 2, torch.float32)
+        tensor([[0.0000, 1.0000],
+                [0.8415, 0.5403]])
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    frequency = 10_000 ** -(torch.arange(0, width, 2, dtype=wide, device=positions.device) / width)
+    angle = positions.to(wide)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)[:, :width].to(dtype)
+
+
+def _shifted(scores: Tensor) -> Tensor:
+    """Return scores (b, h, t, s) whose row i is moved t - 1 - i places to the left.
+
+    The last column is of the distance 0 before, and of the last key after. What enters at the right is of
+    keys after the query.
+    """
+    b, h, t, s = scores.shape
+    padded = torch.cat([scores.new_zeros(b, h, t, 1), scores], -1)
+    return padded.reshape(b, h, s + 1, t)[:, :, 1:].reshape(b, h, t, s)

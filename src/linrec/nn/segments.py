@@ -1,0 +1,248 @@
+"""Sequences cut into segments, with a memory between them: the driver of recurrent transformers."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.isolation import Isolation, documents, entering
+from linrec.rules import require
+from linrec.trees import Tree, leaves, map_tree
+
+__all__ = ["Detach", "SegmentState", "Sight", "by_segments", "check_detach", "first_state"]
+
+Detach: TypeAlias = Literal["never", "segment"] | int
+
+
+class SegmentState(NamedTuple):
+    """The state of a sequence that is cut into segments.
+
+    The unfinished segment has r steps. Boundaries between segments are at multiples of the segment length,
+    the same for all rows, so r is the position of the next step in its segment.
+
+    Attributes:
+        memory: the memory that the finished segments left, tensors (b, n, ...).
+        segment: the steps of the unfinished segment as the mixer keeps them, tensors (b, r, d, ...). Steps
+            from before a row's last reset are zeros.
+        alive: which of these steps are of the row's current sequence, (b, r).
+        position: steps since the start of the stream (b,), int64. A reset does not change the position.
+    """
+
+    memory: Tree
+    segment: Tree
+    alive: Bool[Tensor, "b r"]
+    position: Int[Tensor, "b"]
+
+
+class Sight(NamedTuple):
+    """The earlier steps that t new steps of a segment with r cached steps see.
+
+    Attributes:
+        memory: whether a new step sees the memory (b, t); None if all new steps see it. A step that does not
+            see the memory comes after a reset in this segment, and sees an empty memory.
+        steps: whether a new step sees a step of the segment (b or 1, t, r + t); None if r is 0 and each new
+            step sees the new steps up to itself.
+    """
+
+    memory: Bool[Tensor, "b t"] | None
+    steps: Bool[Tensor, "#b t s"] | None
+
+    def of(self, alive: Bool[Tensor, "b m"], time: int) -> Bool[Tensor, "b t n"]:
+        """Return whether a new step sees each of m steps of the memory, then each step of the segment.
+
+        Args:
+            alive: which of the steps in the memory are of the row's sequence.
+            time: new steps t.
+        """
+        memory = alive[:, None].expand(-1, time, -1)
+        if self.memory is not None:
+            memory = memory & self.memory[..., None]
+        steps = _causal(0, time, alive.device)[None] if self.steps is None else self.steps
+        return torch.cat([memory, steps.expand(len(alive), -1, -1)], -1)
+
+
+Read: TypeAlias = Callable[[Tensor, Tree, Tree, Sight], tuple[Tensor, Tree]]
+Write: TypeAlias = Callable[[Tree, Tree, Tensor], Tree]
+
+
+def check_detach(detach: Detach) -> None:
+    """Raise ValueError unless `detach` is "never", "segment" or a number of segments, at least 1."""
+    is_number = isinstance(detach, int) and not isinstance(detach, bool) and detach >= 1
+    require(
+        is_number or detach in ("never", "segment"),
+        f'`detach` must be "never", "segment", or a number of segments of at least 1; got {detach!r}. '
+        "A number n lets gradients pass from a segment to at most n - 1 segments before it.",
+    )
+
+
+def first_state(memory: Tree, segment: Tree, *, length: int, position: int = 0) -> SegmentState:
+    """Return the state at `position` of a stream whose earlier steps are not part of any sequence.
+
+    Args:
+        memory: the initial memory, tensors (b, n, ...).
+        segment: cached steps of an empty segment, tensors (b, 0, d, ...).
+        length: steps of a segment.
+        position: steps since the start of the stream, at least 0.
+
+    Raises:
+        ValueError: a negative position.
+
+    Example:
+        >>> state = first_state(torch.zeros(2, 5), torch.zeros(2, 0, 3), length=4, position=6)
+        >>> state.segment.shape, state.alive.tolist()
+        (torch.Size([2, 2, 3]), [[False, False], [False, False]])
+    """
+    require(position >= 0, f"`position` must be at least 0; got {position}. Count from the stream's start.")
+    batch, device, steps = len(leaves(segment)[0]), leaves(segment)[0].device, position % length
+    segment = map_tree(lambda x: x.new_zeros(batch, steps, *x.shape[2:]), segment)
+    alive = torch.zeros(batch, steps, dtype=torch.bool, device=device)
+    return SegmentState(memory, segment, alive, torch.full((batch,), position, device=device))
+
+
+def by_segments(
+    name: str,
+    read: Read,
+    write: Write,
+    x: Tensor,
+    state: SegmentState,
+    *,
+    length: int,
+    fresh: Tree,
+    reset: Bool[Tensor, "b t"] | None = None,
+    detach: Detach = "segment",
+) -> tuple[Tensor, SegmentState]:
+    """Run a memory from segment to segment, and cache the steps of an unfinished segment.
+
+        y_s, c_s = read(x_s, M_s, c_s)      steps of segment s, in one piece or in several
+        M_{s+1} = write(M_s, c_s)           at the end of segment s
+
+    A reset at step t empties the row's memory: steps from t on see `fresh` in place of the memory, and no
+    step of the segment before t. The boundaries of segments do not move. The result equals a run of the row
+    from the state at t's position.
+
+    NaN and infinity before a reset do not reach later steps: `read` gets zeros in their place.
+
+    Args:
+        name: the mixer's name, for errors.
+        read: returns the outputs of new steps (b, t, d), and the cached steps of the segment with the new
+            steps appended, from the new steps (b, t, d), the memory, the cached steps (b, r, ...) and a
+            `Sight`. A step must not depend on later steps.
+        write: returns the next memory from the memory, the cached steps (b, length, ...) and which of them
+            are of the row's current sequence (b, length). The other cached steps are zeros.
+        x: inputs (b, t, d), any t, zero included.
+        state: the state that an earlier call returned, or `first_state`.
+        length: steps of a segment.
+        fresh: the memory of a sequence's start, as `state.memory`.
+        reset: (b, t) bool; true where a new sequence starts.
+        detach: where gradients stop: "never"; "segment", at every boundary; or a number n, at every n-th
+            boundary of the stream.
+
+    Returns:
+        The outputs, and the state after the last step.
+
+    Raises:
+        ValueError: the steps of a sequence are split over processes, or the state is of longer segments.
+
+    Example:
+        The memory is the sum of the segments before:
+
+        >>> def read(x, memory, segment, sight):
+        ...     return memory[:, None] + 0 * x, torch.cat([segment, x], 1)
+        >>> def write(memory, segment, alive):
+        ...     return memory + segment.sum(1)
+        >>> zeros = torch.zeros(1, 1)
+        >>> start = first_state(zeros, zeros[:, None][:, :0], length=2)
+        >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).reshape(1, 5, 1)
+        >>> y, state = by_segments("sum", read, write, x, start, length=2, fresh=zeros)
+        >>> y.flatten(), state.memory, state.segment.flatten()
+        (tensor([ 0.,  0.,  3.,  3., 10.]), tensor([[10.]]), tensor([5.]))
+    """
+    refuse_split_time(name)
+    done, time = state.alive.shape[1], x.shape[1]
+    require(
+        done < length,
+        f"`state` must hold less than one segment of {length} steps; got {done} steps. Pass a state of a "
+        f"`{name}` of this segment length, or None.",
+    )
+    outputs, begins = [], [0, *range(length - done, time, length)]
+    # without any steps there is a piece of none, whose output has the right width
+    for begin, end in zip(begins, [*begins[1:], time], strict=True):
+        now = None if reset is None else reset[:, begin:end]
+        y, state = _piece(read, x[:, begin:end], state, now, fresh)
+        if state.alive.shape[1] == length:
+            state = _finished(write, state, length, detach)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def _piece(
+    read: Read, x: Tensor, state: SegmentState, reset: Tensor | None, fresh: Tree
+) -> tuple[Tensor, SegmentState]:
+    """Read steps of one segment; `reset` is of these steps."""
+    memory, segment, alive, position = state
+    steps, time = alive.shape[1], x.shape[1]
+    position = position + time
+    if reset is None:
+        alive = functional.pad(alive, (0, time), value=True)
+        seen = _causal(steps, time, x.device) & alive[:, None] if steps else None
+        y, segment = read(x, memory, segment, Sight(None, seen))
+        return y, SegmentState(memory, segment, alive, position)
+    # dead steps have a number of their own
+    document = torch.cat([alive.long() - 1, documents(reset)], 1)
+    own = document[:, steps:]
+    same = document[:, None] == own[..., None]
+    sight = Sight(own == 0, _causal(steps, time, x.device) & same)
+    # the memory is a step before the segment
+    isolation = Isolation(functional.pad(document, (1, 0)))
+    entered = _floats(lambda part: isolation.enter(entering(part, reset)[:, None], begin=0)[:, 0], memory)
+    cached = _floats(lambda part: isolation.enter(part, begin=1), segment)
+    y, segment = read(isolation.enter(x, begin=1 + steps), entered, cached, sight)
+    y = isolation.leave(y, begin=1 + steps)
+    alive = document == document[:, -1:]
+    segment = _floats(lambda part: isolation.leave(part, begin=1), segment)
+    segment = map_tree(lambda part: part.masked_fill(~_beside(alive, part), 0), segment)
+    memory = _chosen(reset.any(1), fresh, memory)
+    return y, SegmentState(memory, segment, alive, position)
+
+
+def _finished(write: Write, state: SegmentState, length: int, detach: Detach) -> SegmentState:
+    """Write a complete segment to the memory."""
+    memory = write(state.memory, state.segment, state.alive)
+    if detach == "segment":
+        memory = map_tree(Tensor.detach, memory)
+    elif isinstance(detach, int):
+        cut = state.position // length % detach == 0
+        memory = _chosen(cut, map_tree(Tensor.detach, memory), memory)
+    # a view would keep the memory of the steps
+    segment = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
+    return SegmentState(memory, segment, state.alive.new_zeros(len(state.alive), 0), state.position)
+
+
+def _causal(steps: int, time: int, device: torch.device) -> Tensor:
+    """Return the causal mask (t, r + t) of t new steps after r steps."""
+    return torch.ones(time, steps + time, dtype=torch.bool, device=device).tril(steps)
+
+
+def _floats(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """Apply a function to floating tensors."""
+    return map_tree(lambda part: change(part) if part.is_floating_point() else part, tree)
+
+
+def _chosen(rows: Tensor, tree: Tree, other: Tree) -> Any:
+    """Return one tree of tensors (b, ...) where `rows` (b,) is true, and the other tree elsewhere."""
+    others = iter(leaves(other))
+
+    def choose(part: Tensor) -> Tensor:
+        old = next(others)
+        return torch.where(_beside(rows, old), part.to(old.dtype), old)
+
+    return map_tree(choose, tree)
+
+
+def _beside(flags: Tensor, part: Tensor) -> Tensor:
+    """Reshape flags to broadcast against the axes that follow theirs."""
+    return flags.reshape(*flags.shape, *[1] * (part.dim() - flags.dim()))

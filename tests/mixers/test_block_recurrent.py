@@ -1,0 +1,141 @@
+import math
+
+import pytest
+import torch
+
+from linrec import mixers
+from linrec.mixers.block_recurrent import BlockRecurrent
+from linrec.testing import assert_agree
+
+
+def build(**arguments):
+    torch.manual_seed(0)
+    defaults = {"n_heads": 2, "d_head": 4, "segment_length": 4, "n_states": 3, "detach": "never"}
+    return mixers.build("block_recurrent", 6, **(defaults | arguments)).double()
+
+
+def attended(q, keys, values, bias=None):
+    """Attention of one head's query (d) to keys (n, d), with unnormalised scores."""
+    scores = keys @ q / math.sqrt(len(q))
+    return (scores if bias is None else scores + bias).softmax(0) @ values
+
+
+def by_steps(mixer, x, begin=0):
+    """One row with `qk_norm="none"` and the fixed gate, step by step and head by head, from `begin` on."""
+    W, h, d, N = mixer.segment_length, mixer.n_heads, mixer.d_head, mixer.n_states
+    heads = lambda y: y.unflatten(-1, (-1, d))  # noqa: E731
+    q_e, k_e, v_e = (heads(linear(x)) for linear in (mixer.q_e, mixer.k_e, mixer.v_e))
+    S, outputs = mixer.S_0, []
+    for n in range(begin, len(x)):
+        embedded = S / (S.square().mean(-1, keepdim=True) + 1e-6).sqrt() * mixer.state_norm.weight + mixer.P
+        q_s, k_s, v_s = (heads(linear(embedded)) for linear in (mixer.q_s, mixer.k_s, mixer.v_s))
+        block = max(begin, (n // W - 1) * W)
+        first = max(block, n - W + 1) if mixer.sliding else block
+        seen = slice(first, n + 1)
+        bias = [None] * h
+        if mixer.bias is not None:
+            bias = mixer.bias.w[:, [n - m for m in range(first, n + 1)]]
+        own = [attended(q_e[n, i], k_e[seen, i], v_e[seen, i], bias[i]) for i in range(h)]
+        cross = [attended(q_e[n, h + i], k_s[:, i], v_s[:, i]) for i in range(h)]
+        outputs.append(torch.cat([*own, *cross]))
+        if (n + 1) % W == 0:
+            seen = slice(block if mixer.write_from == "window" else max(begin, n + 1 - W), n + 1)
+            rows = []
+            for j in range(N):
+                own = [attended(q_s[j, i], k_s[:, i], v_s[:, i]) for i in range(h)]
+                cross = [attended(q_s[j, h + i], k_e[seen, i], v_e[seen, i]) for i in range(h)]
+                rows.append(mixer.gate.z(torch.cat([*own, *cross])))
+            g = torch.sigmoid(mixer.gate.bias)
+            S = g * S + (1 - g) * torch.stack(rows)
+    return mixer.out(torch.stack(outputs))
+
+
+@pytest.mark.parametrize("sliding", [True, False])
+@pytest.mark.parametrize("write_from", ["window", "block"])
+@pytest.mark.parametrize("positions", ["t5", "none"])
+def test_outputs_are_the_papers_sums(sliding, write_from, positions):
+    mixer = build(sliding=sliding, write_from=write_from, positions=positions, qk_norm="none")
+    torch.nn.init.normal_(mixer.S_0)
+    x = torch.randn(1, 15, 6, dtype=torch.float64)
+    with torch.no_grad():
+        assert_agree(mixer(x)[0][0], by_steps(mixer, x[0]))
+        reset = torch.zeros(1, 15, dtype=torch.bool)
+        reset[0, 6] = True
+        assert_agree(mixer(x, reset=reset)[0][0, 6:], by_steps(mixer, x[0], begin=6))
+
+
+def test_unit_queries_and_keys_bound_the_scores():
+    """With a scale of zero all keys weigh the same, whatever their lengths are."""
+    mixer = build(positions="none")
+    with torch.no_grad():
+        mixer.scale.zero_()
+        x = 100 * torch.randn(1, 4, 6, dtype=torch.float64)
+        values = mixer.v_e(x[0]).cumsum(0) / torch.arange(1, 5)[:, None]
+        states = mixer.v_s(mixer.state_norm(mixer.S_0) + mixer.P).mean(0).expand(4, -1)
+        assert_agree(mixer(x)[0][0], mixer.out(torch.cat([values, states], -1)))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"configuration": "dual"}, {"gate": "lstm", "configuration": "single"}]
+)
+def test_learned_states_start_every_sequence(arguments):
+    mixer, x = build(**arguments), torch.randn(2, 9, 6, dtype=torch.float64)
+    y, _ = mixer(x)
+    (gradient,) = torch.autograd.grad(y[0].sum(), mixer.S_0)
+    assert gradient.any()
+    reset = torch.zeros(2, 9, dtype=torch.bool)
+    reset[0, 5] = True
+    _, state = mixer(x[:, :5])
+    y, _ = mixer(x[:, 5:], state, reset=reset[:, 5:])
+    (after,) = torch.autograd.grad(y[0, :3].sum(), mixer.S_0)
+    # the states that the first block wrote are not what the row sees
+    assert after.any()
+    fresh, _ = mixer(x[:1, 5:], mixer.init_state(1, position=5))
+    assert_agree(y[:1], fresh)
+
+
+def test_gradients_stop_at_every_eighth_block():
+    """The paper's segments have 8 blocks, with gradients between blocks and none between segments."""
+    torch.manual_seed(0)
+    mixer = mixers.build("block_recurrent", 4, segment_length=1, n_states=2).double()
+    assert mixer.detach == 8
+    x = torch.randn(1, 20, 4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(mixer(x)[0][:, 13].sum(), x)
+    reached = gradient[0].any(-1).nonzero().flatten().tolist()
+    assert reached == [8, 9, 10, 11, 12, 13]
+
+
+def test_the_states_reach_beyond_the_window():
+    mixer, x = build(), torch.randn(1, 16, 6, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(mixer(x)[0][:, 15].sum(), x)
+    assert gradient[0].any(-1).all()
+
+
+def test_parameters_and_initial_values():
+    torch.manual_seed(0)
+    d, N = 256, 100
+    mixer = BlockRecurrent(d, n_states=N)
+    assert mixer.n_heads == 2 and mixer.segment_length == 512
+    tokens_and_states = 2 * 4 * d * d + 2 * N * d + d
+    gate = 2 * d * d + d + d
+    assert sum(p.numel() for p in mixer.parameters()) == tokens_and_states + 2 * d * d + gate + 4 * 2 + 2 * 32
+    dual = BlockRecurrent(d, n_states=N, configuration="dual", gate="lstm")
+    # z and two gates of the heads, a norm, the hidden layer, z and two gates of its units
+    of_heads, of_units = 3 * (2 * d * d + d), 3 * (4 * d * d + d)
+    gates = of_heads + d + 4 * d * d + of_units
+    assert sum(p.numel() for p in dual.parameters()) == tokens_and_states + 2 * d * d + gates + 4 * 2 + 2 * 32
+    assert abs(mixer.S_0.std() / 0.1 - 1) < 0.05 and abs(mixer.P.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("gate", "gru", "there is no `gate` 'gru'"),
+        ("configuration", "skp", "did you mean 'skip'"),
+        ("n_states", 0, "`n_states` must be at least 1; got 0. The paper's is 512"),
+        ("kv_heads", 3, "`kv_heads` must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        build(**{name: value})

@@ -1,0 +1,124 @@
+import pytest
+import torch
+
+from linrec import mixers
+from linrec.mixers.compressive_transformer import CompressiveTransformer
+from linrec.models import LanguageModel, ModelConfig
+from linrec.testing import assert_agree
+from tests import released
+
+
+def build(**arguments):
+    torch.manual_seed(0)
+    defaults = {"n_heads": 2, "segment_length": 4, "compression_rate": 2, "init_std": 0.5}
+    return mixers.build("compressive_transformer", 6, **(defaults | arguments)).double()
+
+
+X = torch.randn(2, 18, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_without_compressed_vectors_it_is_transformer_xl():
+    mixer = build(compressed_length=0, memory_length=5)
+    other = mixers.build("transformer_xl", 6, n_heads=2, segment_length=4, memory_length=5).double()
+    other.load_state_dict({name: x for name, x in mixer.state_dict().items() if not name.startswith("f.")})
+    assert_agree(mixer(X)[0], other(X)[0])
+
+
+@pytest.mark.parametrize("compression", ["conv", "mean", "max"])
+def test_memories_hold_the_last_steps_and_the_compressed_steps_before(compression):
+    mixer = build(memory_length=3, compressed_length=4, compression=compression)
+    _, state = mixer(X)
+    recent, compressed = state.memory
+    assert torch.equal(recent.h, X[:, 13:16]) and recent.alive.all()
+    # steps up to 12 have left the memory; the first of them were evicted beside steps that do not exist
+    pairs = [X[:, n : n + 2] for n in (5, 7, 9, 11)]
+    expected = {
+        "mean": [pair.mean(1) for pair in pairs],
+        "max": [pair.amax(1) for pair in pairs],
+        "conv": [] if mixer.f is None else [mixer.f(pair.flatten(1)) for pair in pairs],
+    }
+    assert_agree(compressed.h, torch.stack(expected[compression], 1))
+
+
+def test_a_vector_of_no_step_of_the_sequence_is_not_seen():
+    mixer = build()
+    reset = torch.zeros(2, 18, dtype=torch.bool)
+    reset[0, 7] = True
+    _, state = mixer(X, reset=reset)
+    # of steps 4 to 7, and 8 to 11, by pairs: only step 7 of the first two pairs is of the sequence
+    assert state.memory.compressed.alive.tolist() == [[True, True], [True, True]]
+    _, state = mixer(X[:, :12], reset=reset[:, :12])
+    assert state.memory.compressed.alive.tolist() == [[False, True], [True, True]]
+
+
+def gradients(mixer, y):
+    wanted = dict(mixer.named_parameters())
+    found = torch.autograd.grad(y.sum(), list(wanted.values()), allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def test_the_loss_trains_the_compression_alone_and_as_in_the_released_code():
+    numbers, about = released.read("compressive_transformer"), released.cases()["compressive_transformer"]
+    mixer = mixers.build("compressive_transformer", 6, **about["arguments"]).double()
+    weights = {n.removeprefix("weights."): x for n, x in numbers.items() if n.startswith("weights.")}
+    mixer.load_state_dict(weights)
+    found = gradients(mixer, mixer(numbers["x"])[0])
+    for name in ("f.weight", "f.bias"):
+        assert released.error(found[name], numbers[f"gradients.{name}"]) < about["error"]
+    without = gradients(mixer.eval(), mixer(numbers["x"])[0])
+    assert without.pop("f.weight") is None and without.pop("f.bias") is None
+    for name, gradient in without.items():
+        assert torch.equal(found[name], gradient)
+
+
+def test_the_loss_is_the_difference_of_attention_to_steps_and_to_their_vectors():
+    """Worked by hand for a single head, and without what a reset hides."""
+    mixer = build(n_heads=1, loss_weight=3.0)
+    h, old = X[:1, 4:8], X[:1, :4]
+    c = mixer.compressed(old)
+
+    def attn(steps):
+        weights = (mixer.q(h) @ mixer.k(steps).mT / 6**0.5).softmax(-1)
+        return weights @ mixer.v(steps)
+
+    loss = (attn(old) - attn(c)).square().mean()
+    (expected,) = torch.autograd.grad(3 * loss, mixer.f.weight)
+    twice = X[:1, :8].repeat(2, 1, 1)
+    assert_agree(gradients(mixer, mixer(twice)[0])["f.weight"], expected)
+    reset = torch.zeros(2, 8, dtype=torch.bool)
+    reset[1, 5] = True
+    assert_agree(gradients(mixer, mixer(twice, reset=reset)[0])["f.weight"], expected)
+    pieces, state = mixer(twice[:, :6])
+    rest, _ = mixer(twice[:, 6:], state)
+    assert_agree(gradients(mixer, torch.cat([pieces, rest], 1))["f.weight"], expected)
+
+
+def test_a_language_model_trains_the_compression():
+    arguments = {"segment_length": 4, "compression_rate": 2, "init_std": 0.5}
+    config = ModelConfig(
+        vocab_size=5, d_model=8, n_layers=2, mixer="compressive_transformer", mixer_args=arguments
+    )
+    torch.manual_seed(0)
+    model = LanguageModel(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [mixer.f.weight.clone() for mixer in model.mixers]
+    logits, _ = model(torch.randint(5, (2, 12)))
+    logits.logsumexp(-1).mean().backward()
+    optimizer.step()
+    assert not any(map(torch.equal, before, [mixer.f.weight for mixer in model.mixers]))
+
+
+def test_parameters():
+    mixer = CompressiveTransformer(128)
+    assert (mixer.memory_length, mixer.compressed_length) == (512, 128)
+    assert sum(p.numel() for p in mixer.parameters()) == 5 * 128**2 + 2 * 128 + 4 * 128**2 + 128
+    assert sum(p.numel() for p in CompressiveTransformer(128, compression="max").parameters()) == (
+        5 * 128**2 + 2 * 128
+    )
+
+
+def test_a_rate_that_does_not_divide_the_segment_is_refused():
+    with pytest.raises(
+        ValueError, match="`compression_rate` must be a positive divisor of `segment_length` = 4; got 3"
+    ):
+        build(compression_rate=3)

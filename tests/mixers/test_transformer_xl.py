@@ -1,0 +1,135 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from linrec import mixers
+from linrec.mixers.transformer_xl import TransformerXL
+from linrec.models import LanguageModel, ModelConfig
+from linrec.testing import assert_agree
+
+
+def build(**arguments):
+    torch.manual_seed(0)
+    defaults = {"n_heads": 2, "d_head": 3, "segment_length": 4, "init_std": 0.7}
+    return mixers.build("transformer_xl", 6, **(defaults | arguments)).double()
+
+
+def by_pairs(mixer, x, *, begin=0):
+    """One row, pair by pair: A_ij = q.k_j + q.W R_{i-j} + u.k_j + v.W R_{i-j}, from step `begin` on."""
+    T, M, d = mixer.segment_length, mixer.memory_length, mixer.d_model
+    heads, width = (mixer.n_heads, mixer.d_head), mixer.d_head
+    q, k, v = (linear(x).unflatten(-1, heads) for linear in (mixer.q, mixer.k, mixer.v))
+    outputs = []
+    for i in range(begin, len(x)):
+        first = max(begin, i // T * T - M)
+        if mixer.same_length:
+            first = max(first, i - M + 1)
+        scores = []
+        for j in range(first, i + 1):
+            distance = i - j if mixer.distance.clamp is None else min(i - j, mixer.distance.clamp)
+            angles = [distance / 10_000 ** (2 * c / d) for c in range(d // 2)]
+            R = torch.tensor([f(a) for f in (math.sin, math.cos) for a in angles], dtype=torch.float64)
+            WR = (mixer.distance.r.weight @ R).unflatten(-1, heads)
+            u, bias = mixer.biases.u, mixer.biases.v
+            terms = q[i] * k[j] + q[i] * WR + u * k[j] + bias * WR
+            scores.append(terms.sum(-1) / math.sqrt(width))
+        weights = torch.stack(scores).softmax(0)
+        outputs.append((weights[..., None] * v[first : i + 1]).sum(0).flatten())
+    return mixer.out(torch.stack(outputs))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"memory_length": 9},
+        {"memory_length": 2, "clamp": 3},
+        {"memory_length": 0},
+        {"memory_length": 5, "same_length": True},
+        {"segment_length": 6, "memory_length": 3, "same_length": True, "clamp": 2},
+    ],
+)
+def test_outputs_are_the_papers_sums_over_pairs(arguments):
+    mixer, x = build(**arguments), torch.randn(1, 15, 6, dtype=torch.float64)
+    assert_agree(mixer(x)[0][0], by_pairs(mixer, x[0]))
+    reset = torch.zeros(1, 15, dtype=torch.bool)
+    reset[0, 6] = True
+    y, _ = mixer(x, reset=reset)
+    assert_agree(y[0, 6:], by_pairs(mixer, x[0], begin=6))
+
+
+def test_no_gradient_reaches_the_inputs_of_a_segment_before():
+    mixer, x = build(), torch.randn(1, 12, 6, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(mixer(x)[0][:, 8:].sum(), x)
+    assert not gradient[:, :8].any() and gradient[:, 8:].all()
+    through = build(detach="never")
+    (gradient,) = torch.autograd.grad(through(x)[0][:, 8:].sum(), x)
+    assert not gradient[:, :4].any() and gradient[:, 4:].all()
+
+
+def test_keys_of_the_memory_train_their_projection():
+    """As in the released code, where W_k maps memory and segment together."""
+    mixer, x = build(), torch.randn(1, 8, 6, dtype=torch.float64)
+    _, state = mixer(x[:, :4])
+    last = x[:, 4:5]
+    y, _ = mixer(last, state)
+    (with_memory,) = torch.autograd.grad(y.sum(), mixer.v.weight)
+    (alone,) = torch.autograd.grad(mixer(last)[0].sum(), mixer.v.weight)
+    # a single step sees itself alone, so that the gradient has a rank of one for each head
+    assert torch.linalg.matrix_rank(alone) == 1 < torch.linalg.matrix_rank(with_memory)
+
+
+def test_the_layers_of_a_model_share_u_and_v():
+    arguments = {"segment_length": 4}
+    config = ModelConfig(vocab_size=5, d_model=8, n_layers=3, mixer="transformer_xl", mixer_args=arguments)
+    tied = [mixer.biases for mixer in LanguageModel(config).mixers]
+    assert tied[0] is tied[1] is tied[2]
+    config = ModelConfig(
+        vocab_size=5,
+        d_model=8,
+        n_layers=3,
+        mixer="transformer_xl",
+        mixer_args=arguments | {"untie_biases": True},
+    )
+    untied = [mixer.biases for mixer in LanguageModel(config).mixers]
+    assert len({id(biases) for biases in untied}) == 3
+
+
+def test_parameters_and_initial_values_are_the_released_ones():
+    torch.manual_seed(0)
+    mixer = TransformerXL(256)
+    assert mixer.n_heads == 4 and mixer.memory_length == 512
+    assert sum(p.numel() for p in mixer.parameters()) == 5 * 256 * 256 + 2 * 256
+    for parameter in mixer.parameters():
+        assert abs(parameter.std() / 0.02 - 1) < 0.15 and abs(parameter.mean()) < 0.005
+
+
+def test_another_length_of_segments_and_memory_takes_the_same_weights():
+    """The paper evaluates with a longer memory than it trains with."""
+    longer = build(segment_length=2, memory_length=40)
+    longer.load_state_dict(build().state_dict())
+    x = torch.randn(1, 15, 6, dtype=torch.float64)
+    assert_agree(longer(x)[0][0], by_pairs(longer, x[0]))
+
+
+def test_dropout_is_of_attention_weights_in_training_alone():
+    mixer, x = build(dropout=0.5), torch.randn(1, 9, 6, dtype=torch.float64)
+    mixer.out = nn.Identity()
+    assert_agree(mixer.eval()(x)[0], mixer(x)[0])
+    first = mixer.train()(x)[0][:, 0].unflatten(-1, (2, 3))
+    v = mixer.v(x[:, 0]).unflatten(-1, (2, 3))
+    # the first step sees itself alone, with a weight of 0 or 2
+    assert all(torch.equal(h, 0 * w) or torch.allclose(h, 2 * w) for h, w in zip(first[0], v[0], strict=True))
+
+
+def test_same_length_without_a_memory_is_refused():
+    with pytest.raises(ValueError, match="`same_length` needs a `memory_length` of at least 1; got 0"):
+        build(memory_length=0, same_length=True)
+
+
+@pytest.mark.parametrize("name", ["segment_length", "memory_length", "clamp"])
+def test_lengths_out_of_range_are_refused(name):
+    with pytest.raises(ValueError, match=f"`{name}` must be at least [01]; got -1"):
+        build(**{name: -1})

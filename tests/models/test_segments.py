@@ -1,0 +1,60 @@
+"""Language models of mixers with a memory of segments."""
+
+import pytest
+import torch
+
+from linrec.models import LanguageModel, ModelConfig
+from linrec.testing import assert_agree, generator
+from linrec.trees import leaves, map_tree
+
+LENGTH = 4
+MIXERS = {
+    "transformer_xl": {"segment_length": LENGTH},
+    "infini_attention": {"segment_length": LENGTH},
+    "block_recurrent": {"segment_length": LENGTH, "n_states": 3},
+    "compressive_transformer": {"segment_length": LENGTH},
+}
+each = pytest.mark.parametrize("name", MIXERS)
+
+
+def make(name: str) -> LanguageModel:
+    torch.manual_seed(0)
+    # a mixer without segments between, whose start does not depend on the position
+    mixers = (name, "gate_loop", name)
+    config = ModelConfig(vocab_size=7, d_model=8, n_layers=3, mixer=mixers, mixer_args={name: MIXERS[name]})
+    return LanguageModel(config).double()
+
+
+def tokens(time: int) -> torch.Tensor:
+    return torch.randint(7, (2, time), generator=generator())
+
+
+@each
+@pytest.mark.parametrize("position", [3, LENGTH, 6])
+def test_a_document_runs_as_from_its_position_in_the_stream(name: str, position: int) -> None:
+    model, stream = make(name), tokens(15)
+    reset = torch.zeros(2, 15, dtype=torch.bool)
+    reset[1, position] = True
+    packed, state = model(stream, reset=reset)
+    start = model.init_state(1, position=position)
+    alone, end = model(stream[1:, position:], start)
+    assert_agree(packed[1:, position:], alone)
+    following, _ = model(stream, state)
+    assert_agree(following[1:], model(stream[1:], end)[0])
+    # its boundaries are those of the stream
+    if position % LENGTH:
+        other, _ = model(stream[1:, position:])
+        assert (other - alone).abs().max() > 1e-6
+
+
+@each
+def test_training_segment_by_segment_keeps_no_graph_and_a_constant_state(name: str) -> None:
+    model, state, sizes = make(name), None, []
+    for segment in tokens(5 * LENGTH).split(LENGTH, 1):
+        logits, state = model(segment, state)
+        logits.logsumexp(-1).mean().backward()
+        sizes.append(sum(tensor.numel() for tensor in leaves(state)))
+        # a memory that is not detached needs the caller's own detach
+        state = map_tree(torch.Tensor.detach, state)
+    assert len(set(sizes)) == 1
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
