@@ -86,7 +86,8 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
     _check_start(copy.deepcopy(mixer).to("meta"), x.to("meta"), "on meta")
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         _check_start(copy.deepcopy(mixer).float(), wide, "under autocast")
-    if mixer.segment_length is not None:
+    # language models too are checked
+    if isinstance(mixer, Mixer) and mixer.segment_length is not None:
         _check_largest_state(mixer, x, mixer.segment_length)
         return
     sizes = [_size(mixer(x[:, :steps])[1]) for steps in (1, 2)]
