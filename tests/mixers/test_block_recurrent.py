@@ -139,3 +139,15 @@ def test_parameters_and_initial_values():
 def test_arguments_out_of_range_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         build(**{name: value})
+
+
+def test_heads_of_keys_and_values_are_shared_by_neighbouring_queries():
+    few = build(n_heads=4, kv_heads=2)
+    all_heads = build(n_heads=4)
+    weights = few.state_dict()
+    for name in ("k_e", "v_e", "k_s", "v_s"):
+        of_heads = weights[f"{name}.weight"].unflatten(0, (2, -1))
+        weights[f"{name}.weight"] = of_heads.repeat_interleave(2, 0).flatten(0, 1)
+    all_heads.load_state_dict(weights)
+    x = torch.randn(2, 11, 6, dtype=torch.float64)
+    assert_agree(few(x)[0], all_heads(x)[0])

@@ -122,3 +122,26 @@ def test_a_rate_that_does_not_divide_the_segment_is_refused():
         ValueError, match="`compression_rate` must be a positive divisor of `segment_length` = 4; got 3"
     ):
         build(compression_rate=3)
+
+
+@pytest.mark.parametrize("memory_length", [0, 2, 4])
+@pytest.mark.parametrize("pieces", [[6, 6], [1] * 12])
+def test_the_gradient_of_f_does_not_depend_on_pieces(memory_length, pieces):
+    mixer, reset = build(memory_length=memory_length), torch.zeros(2, 12, dtype=torch.bool)
+    reset[1, 5] = True
+
+    def gradient(pieces):
+        state, outputs = None, []
+        for x, cut in zip(X[:, :12].split(pieces, 1), reset.split(pieces, 1), strict=True):
+            y, state = mixer(x, state, reset=cut)
+            outputs.append(y)
+        return torch.autograd.grad(torch.cat(outputs, 1).sum(), mixer.f.weight)[0]
+
+    assert_agree(gradient(pieces), gradient([12]))
+
+
+def test_without_gradients_there_is_no_loss(monkeypatch):
+    mixer = build()
+    monkeypatch.setattr(mixer, "reconstruction_loss", lambda *given: pytest.fail("called"))
+    with torch.no_grad():
+        mixer(X)

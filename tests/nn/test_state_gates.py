@@ -37,9 +37,9 @@ def test_gates_are_the_papers(tanh):
 def test_initial_values_are_the_released_ones():
     torch.manual_seed(0)
     gate = StateGate(400, 1000, "lstm")
-    assert gate.gates.weight.abs().max() <= 2 * math.sqrt(0.1 / 400)
-    # a normal distribution that is cut at two standard deviations has a standard deviation of 0.88
-    assert abs(gate.gates.weight.std() / (0.88 * math.sqrt(0.1 / 400)) - 1) < 0.01
+    # jax divides by the 0.88 that cutting at two standard deviations leaves
+    assert gate.gates.weight.abs().max() <= 2 * math.sqrt(0.1 / 400) / 0.8796
+    assert abs(gate.gates.weight.std() / math.sqrt(0.1 / 400) - 1) < 0.01
     assert abs(gate.gates.bias.std() / 0.1 - 1) < 0.05
     assert abs(StateGate(4, 10_000, "fixed").bias.std() / 0.1 - 1) < 0.05
 
@@ -50,6 +50,12 @@ def test_gates_are_transitions_without_weight_decay():
         "gates.weight",
         "gates.bias",
     }
+
+
+@pytest.mark.parametrize("options", [{"buckets": 1}, {"buckets": 32, "max_distance": 16}])
+def test_buckets_that_do_not_exist_are_refused(options):
+    with pytest.raises(ValueError, match="must be at least"):
+        BucketBias(2, **options)
 
 
 def test_buckets_of_distances_are_those_of_t5():

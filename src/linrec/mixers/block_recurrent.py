@@ -78,7 +78,8 @@ class BlockRecurrent(Mixer):
     | of Transformer-XL's reach, the whole block before | `sliding=False` |
 
     The released code hides a step's own key, and a step at the start of a sequence sees keys of zeros in the
-    place of steps that do not exist. Here a step sees itself and W - 1 steps before it.
+    place of steps that do not exist. Here a step sees itself and W - 1 steps before it. With `qk_norm="l2"`,
+    the released code multiplies the position bias by the scale of scores too.
 
     Args:
         d_model: width of the sequence, and of a state vector.
@@ -198,7 +199,7 @@ class BlockRecurrent(Mixer):
             x,
             self.init_state(len(x), device=x.device) if state is None else state,
             length=self.segment_length,
-            fresh=self._empty(len(x), x.device),
+            fresh=None if reset is None else self._empty(len(x), x.device),
             reset=reset,
             detach=self.detach,
         )
@@ -211,8 +212,9 @@ class BlockRecurrent(Mixer):
         time, W = E.shape[1], self.segment_length
         Q, Q_cross = self._heads(self.q_e, E).chunk(2, 2)
         K, V = self._heads(self.k_e, E), self._heads(self.v_e, E)
-        K, V = (torch.cat([old, new], 1) for old, new in zip(segment, (K, V), strict=True))
-        keys, values = torch.cat([memory.k, K], 1), torch.cat([memory.v, V], 1)
+        # a state from outside of autocast has another dtype
+        K, V = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(segment, (K, V), strict=True))
+        keys, values = torch.cat([memory.k.to(K.dtype), K], 1), torch.cat([memory.v.to(V.dtype), V], 1)
         visible, bias = sight.of(memory.alive, time), None
         if self.sliding:
             visible = visible.triu(keys.shape[1] - time - W + 1)
@@ -227,7 +229,7 @@ class BlockRecurrent(Mixer):
             S = torch.cat([S, self.S_0.to(S.dtype).expand(len(S), -1, -1)], 1)
             shown = torch.stack([sight.memory, ~sight.memory], -1).repeat_interleave(self.n_states, -1)
         K_s, V_s = (self._heads(linear, self._embedded(S)) for linear in (self.k_s, self.v_s))
-        crossed = self._attention(1, Q_cross, K_s, V_s, self._all(shown, Q_cross, K_s))
+        crossed = self._attention(1, Q_cross, K_s, V_s, shown)
         return torch.cat([attended, crossed], 2).flatten(-2), (K, V)
 
     def _horizontal(
@@ -238,10 +240,10 @@ class BlockRecurrent(Mixer):
         embedded = self._embedded(S)
         Q, Q_cross = self._heads(self.q_s, embedded).chunk(2, 2)
         K_s, V_s = (self._heads(linear, embedded) for linear in (self.k_s, self.v_s))
-        attended = self._attention(2, Q, K_s, V_s, self._all(None, Q, K_s))
+        attended = self._attention(2, Q, K_s, V_s, None)
         keys, values, visible = K, V, alive
         if self.write_from == "window":
-            keys, values = torch.cat([memory.k, K], 1), torch.cat([memory.v, V], 1)
+            keys, values = torch.cat([memory.k.to(K.dtype), K], 1), torch.cat([memory.v.to(V.dtype), V], 1)
             visible = torch.cat([memory.alive, alive], 1)
         visible = visible[:, None].expand(-1, self.n_states, -1)
         crossed = self._attention(3, Q_cross, keys, values, visible)
@@ -293,12 +295,12 @@ class BlockRecurrent(Mixer):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        visible: Tensor,
+        visible: Tensor | None,
         bias: Tensor | None = None,
         *,
         dropout: float = 0.0,
     ) -> Tensor:
-        """Return attention by heads, with the scale of scores at `place`."""
+        """Return attention by heads to visible keys, or to all, with the scale of scores at `place`."""
         if self.scale is not None:
             # the attention divides by sqrt(d_head)
             scale = (self.scale[place].abs() * math.sqrt(self.d_head))[:, None].to(q.dtype)
@@ -306,10 +308,4 @@ class BlockRecurrent(Mixer):
             q = q * scale
         shared = self.n_heads // self.kv_heads
         k, v = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (k, v))
-        return visible_attention(q, k, v, visible, bias, dropout=dropout)
-
-    def _all(self, visible: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
-        """Return the mask that shows all keys, unless there is one."""
-        if visible is not None:
-            return visible
-        return torch.ones(1, q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+        return visible_attention(q, k, v, visible, bias, causal=False, dropout=dropout)

@@ -55,7 +55,8 @@ class CompressiveTransformer(Mixer):
 
     Of T + M + C vectors, the C compressed ones reach r C steps back. In training, a backward pass through the
     output adds the gradient of `loss_weight` times the loss above to the gradient of f, once for each whole
-    segment, in any training loop. With the paper's `detach="segment"`, no other gradient reaches f.
+    segment, in any training loop. The gradient is not divided by the steps of accumulation or multiplied by a
+    loss scale. With the paper's `detach="segment"`, no other gradient reaches f.
 
     A vector of r steps of which some come before a reset is made of the other steps, with zeros in the place
     of these. The paper's most-used and dilated compressions are left out.
@@ -90,6 +91,7 @@ class CompressiveTransformer(Mixer):
         (torch.Size([2, 8, 64]), torch.Size([2, 2, 64]))
     """
 
+    of_one_input = "k", "v"
     segment_length: int
 
     def __init__(
@@ -145,7 +147,7 @@ class CompressiveTransformer(Mixer):
             x,
             self.init_state(len(x), device=x.device) if state is None else state,
             length=self.segment_length,
-            fresh=self._empty(len(x), x.device),
+            fresh=None if reset is None else self._empty(len(x), x.device),
             reset=reset,
             detach=self.detach,
         )
@@ -161,13 +163,14 @@ class CompressiveTransformer(Mixer):
         visible = sight.of(torch.cat([compressed.alive, recent.alive], 1), x.shape[1])
         dropout = self.dropout if self.training else 0.0
         a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout).flatten(-2)
-        if self.f is not None and self.training and self.loss_weight and h.shape[1] == self.segment_length:
+        trains = self.f is not None and self.training and torch.is_grad_enabled()
+        if trains and self.loss_weight and h.shape[1] == self.segment_length:
             # the last step sees the steps of the row's sequence, and the memory unless it was emptied
             alive = visible[:, -1, -self.segment_length :]
-            rows = alive if sight.memory is None else alive & sight.memory[:, -1:]
-            a = with_loss(
-                a, self.loss_weight * self.reconstruction_loss(h, recent.evicting(h, alive)[0], rows)
-            )
+            if sight.memory is not None:
+                recent = recent._replace(alive=recent.alive & sight.memory[:, -1:])
+            old, _ = recent.evicting(h, alive)
+            a = with_loss(a, self.loss_weight * self.reconstruction_loss(h, old, alive))
         return a, h
 
     def _write(self, memory: Memories, segment: Tensor, alive: Tensor) -> Memories:
@@ -190,7 +193,8 @@ class CompressiveTransformer(Mixer):
 
         Its gradient is of f alone.
         """
-        c = self.compressed(old.h.detach())
+        steps_before = old.h.detach().masked_fill(~old.alive[..., None], 0)
+        c = self.compressed(steps_before)
         q, k, v = (linear.weight.detach() for linear in (self.q, self.k, self.v))
 
         def attn(steps: Tensor, alive: Tensor) -> Tensor:
@@ -201,7 +205,7 @@ class CompressiveTransformer(Mixer):
             return visible_attention(Q, K, V, visible).flatten(-2)
 
         kept = old.alive.unflatten(1, (-1, self.rate)).any(-1)
-        error = (attn(old.h.detach(), old.alive) - attn(c, kept)).square().mean(-1)
+        error = (attn(steps_before, old.alive) - attn(c, kept)).square().mean(-1)
         counted = rows & old.alive.any(1, keepdim=True)
         return torch.where(counted, error, 0).sum() / counted.sum().clamp(min=1)
 

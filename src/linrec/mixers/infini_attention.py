@@ -140,7 +140,7 @@ class InfiniAttention(Mixer):
             x,
             self.init_state(len(x), device=x.device) if state is None else state,
             length=self.segment_length,
-            fresh=self._empty(len(x), x.device),
+            fresh=None if reset is None else self._empty(len(x), x.device),
             reset=reset,
             detach=self.detach,
         )
@@ -151,7 +151,8 @@ class InfiniAttention(Mixer):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return A, and the keys and values of the segment up to the new steps."""
         Q, K, V = (y.unflatten(-1, (self.n_heads, -1)) for y in projected(x, self.q, self.k, self.v))
-        K, V = (torch.cat([old, new], 1) for old, new in zip(segment, (K, V), strict=True))
+        # a state from outside of autocast has another dtype
+        K, V = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(segment, (K, V), strict=True))
         with without_autocast(x.device.type):
             A_mem = self._retrieved(self.sigma(Q), memory)
         if sight.memory is not None:

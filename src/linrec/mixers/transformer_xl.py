@@ -37,7 +37,8 @@ class TransformerXL(Mixer):
 
     The memory of a layer holds the layer's inputs of the last M steps before the segment, without gradients.
     Keys and values of the memory are computed again in each call, so that W_k and W_v get gradients from the
-    memory too. A step sees up to M + T - 1 steps before itself, and L layers reach L M steps back.
+    memory too, so a step of a stream costs as much as a segment. A step sees up to M + T - 1 steps before
+    itself, and L layers reach L M steps back.
 
     | model of the paper | arguments |
     |---|---|
@@ -84,6 +85,7 @@ class TransformerXL(Mixer):
         (torch.Size([2, 20, 64]), torch.Size([2, 8, 64]), torch.Size([2, 4, 64]))
     """
 
+    of_one_input = "k", "v"
     segment_length: int
 
     def __init__(
@@ -116,7 +118,7 @@ class TransformerXL(Mixer):
         )
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
-        at_least(1, d_head=self.d_head)
+        at_least(1, n_heads=self.n_heads, d_head=self.d_head)
         self.same_length, self.untie_biases = same_length, untie_biases
         self.detach, self.dropout = detach, dropout
 
@@ -138,7 +140,7 @@ class TransformerXL(Mixer):
             x,
             self.init_state(len(x), device=x.device) if state is None else state,
             length=self.segment_length,
-            fresh=self._memory_of(len(x), x.device),
+            fresh=None if reset is None else self._memory_of(len(x), x.device),
             reset=reset,
             detach=self.detach,
         )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
 from linrec.nn.rotary import Rotary
+from linrec.rules import at_least
 
 __all__ = ["BucketBias", "RotaryBias", "StandardizedBias", "ToeplitzBias"]
 
@@ -108,6 +109,9 @@ class BucketBias(nn.Module):
         max_distance: distance from which on there is one bucket.
         std: standard deviation of w when training starts.
 
+    Raises:
+        ValueError: fewer than two buckets, or a `max_distance` among the buckets of one distance.
+
     Source:
         Raffel and others, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer
         (2020), section 2.1, for causal attention.
@@ -123,6 +127,8 @@ class BucketBias(nn.Module):
         self, n_heads: int, *, buckets: int = 32, max_distance: int = 128, std: float = 0.02
     ) -> None:
         super().__init__()
+        at_least(2, buckets=buckets, cure="T5 has 32.")
+        at_least(buckets // 2 + 1, max_distance=max_distance, cure="Half of the buckets are below it.")
         self.max_distance = max_distance
         self.w = nn.Parameter(std * torch.randn(n_heads, buckets))
         mark(self, group="channel", weight_decay=False)
@@ -140,6 +146,6 @@ class BucketBias(nn.Module):
 
         Keys after the query have the bias of the distance 0.
         """
-        step = torch.arange(keys, device=self.w.device)
-        distance = (step[keys - time :, None] - step).clamp(min=0)
-        return self.w[:, self.bucket(distance)][None]
+        # a row for the largest distance first; each query reads `keys` numbers, from its own place on
+        distance = torch.arange(keys - 1, -time, -1, device=self.w.device).clamp(min=0)
+        return self.w[:, self.bucket(distance)].unfold(1, keys, 1).flip(1)[None]

@@ -14,6 +14,8 @@ GateKind: TypeAlias = Literal["fixed", "full", "lstm"]
 
 # standard deviation of biases, and variance of weights times their inputs, when training starts
 BIAS_STD, GATE_VARIANCE = 0.1, 0.1
+# standard deviation of a standard normal distribution that is cut at two standard deviations
+CUT = 0.87962566103423978
 
 
 class StateGate(nn.Module):
@@ -34,8 +36,8 @@ class StateGate(nn.Module):
         tanh: whether z is between -1 and 1.
 
     Source:
-        Hutchins and others, Block-Recurrent Transformers (2022), section 3.3. "full" and the initial values
-        are the released code's.
+        Hutchins and others, Block-Recurrent Transformers (2022), section 3.3. "full", the initial values of
+        gates, and z without tanh are the released code's.
 
     Example:
         >>> gate = StateGate(4, 3, "lstm")
@@ -53,7 +55,7 @@ class StateGate(nn.Module):
             return
         # f and i of "lstm" side by side
         self.gates = mark(nn.Linear(d_hidden, d_model * (2 if kind == "lstm" else 1)))
-        std = (GATE_VARIANCE / d_hidden) ** 0.5
+        std = (GATE_VARIANCE / d_hidden) ** 0.5 / CUT
         nn.init.trunc_normal_(self.gates.weight, std=std, a=-2 * std, b=2 * std)
         nn.init.normal_(self.gates.bias, std=BIAS_STD)
 

@@ -18,6 +18,7 @@ def visible_attention(
     visible: Bool[Tensor, "#b t s"] | None = None,
     bias: Float[Tensor, "b h t s"] | None = None,
     *,
+    causal: bool = True,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b t h dv"]:
     """Attend to visible keys by torch's fused kernels.
@@ -28,9 +29,10 @@ def visible_attention(
         q: queries (b, t, h, dk).
         k: keys (b, s, h, dk).
         v: values (b, s, h, dv).
-        visible: whether a query sees a key (b or 1, t, s). A query must see at least one key. None requires
-            t = s: each query sees the keys up to its own step.
+        visible: whether a query sees a key (b or 1, t, s). A query must see at least one key. None is the
+            mask of `causal`.
         bias: b (b, h, t, s), or None.
+        causal: without `visible`, whether a query sees the keys up to its own step, with t = s, or all keys.
         dropout: probability of dropping an attention weight.
 
     Returns:
@@ -45,15 +47,15 @@ def visible_attention(
     if 0 in shape:
         # on CUDA the kernels return no tensor for empty inputs
         return zeros_of(shape, v.dtype, (q, k, v))
-    if visible is None and bias is not None:
+    if causal and visible is None and bias is not None:
         visible = torch.ones(1, *bias.shape[2:], dtype=torch.bool, device=bias.device).tril()
     mask = None if visible is None else visible[:, None]
-    if mask is not None and bias is not None:
-        mask = bias.masked_fill(~mask, -torch.inf)
+    if bias is not None:
+        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     if q.device.type == "cuda":
         q, k, v = aligned(q), aligned(k), aligned(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     o = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None
     )
     return o.transpose(1, 2)
