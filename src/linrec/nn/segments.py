@@ -1,6 +1,7 @@
 """Sequences cut into segments, with a memory between them: the driver of recurrent transformers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -172,15 +173,7 @@ def by_segments(
         >>> y.flatten(), state.memory, state.segment.flatten()
         (tensor([ 0.,  0.,  3.,  3., 10.]), tensor([[10.]]), tensor([5.]))
     """
-
-    def piece(x: Tensor, state: SegmentState, reset: Tensor | None) -> tuple[Tensor, SegmentState]:
-        return _piece(read, x, state, reset, fresh)
-
-    def finish(state: SegmentState) -> tuple[Tree, Tree]:
-        # a view would keep the memory of the steps
-        empty = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
-        return write(state.memory, state.segment, state.alive), empty
-
+    piece, finish = partial(_piece, read, fresh=fresh), partial(_written, write)
     return run_segments(name, piece, finish, x, state, length=length, reset=reset, detach=detach)
 
 
@@ -262,6 +255,13 @@ def _piece(
     segment = map_tree(lambda part: part.masked_fill(~_beside(alive, part), 0), segment)
     memory = chosen(reset.any(1), fresh, memory)
     return y, SegmentState(memory, segment, alive, position)
+
+
+def _written(write: Write, state: SegmentState) -> tuple[Tree, Tree]:
+    """Return the next memory and an empty segment."""
+    # a view would keep the memory of the steps
+    empty = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
+    return write(state.memory, state.segment, state.alive), empty
 
 
 def _finished(finish: Finish, state: SegmentState, length: int, detach: Detach) -> SegmentState:
