@@ -260,12 +260,10 @@ def test_wrong_configurations(memory: dict[str, Any], message: str) -> None:
 
 def test_mixers_must_fit_the_form() -> None:
     memory = {"kind": "recurrent_memory"}
-    with pytest.raises(
-        ValueError, match=r"must have a state with `memory.form` = 'decoder'; 'attention' has"
-    ):
+    with pytest.raises(ValueError, match=r"must have a state .*'decoder'; 'attention' has none"):
         LanguageModel(ModelConfig(vocab_size=7, d_model=8, memory=memory, **ENCODER))
     memory["form"] = "encoder"
-    with pytest.raises(ValueError, match=r"must not have a state with `memory.form` = 'encoder'; 'lru' has"):
+    with pytest.raises(ValueError, match=r"must not have a state .*'encoder'; 'lru' has one"):
         LanguageModel(ModelConfig(vocab_size=7, d_model=8, mixer="lru", memory=memory))
 
 
