@@ -190,7 +190,7 @@ def run_segments(
 ) -> tuple[Tensor, SegmentState]:
     """Run pieces of segments one after another, and finish each segment at its boundary.
 
-    This is `by_segments` without an opinion on the cached segment, which may be any tree.
+    `by_segments` calls this function. Here the cached segment may be any tree.
 
     Args:
         name: the name of the mixer or of the memory, for errors.
