@@ -6,7 +6,7 @@ import pytest
 from linrec.bench import get_suite, make_jobs, make_rows
 from linrec.bench.jobs import write_job
 from linrec.bench.variants import folder_name, parse_variant, short, split_list
-from linrec.models import LanguageModel, ModelConfig
+from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.arguments import complete_mixer_args
 from linrec.train import ConfigError
 
@@ -119,3 +119,31 @@ def test_jobs_of_no_such_variants_are_refused(mixers, complaint):
     with pytest.raises(ConfigError) as refused:
         make_jobs(get_suite("smoke"), mixers, [0])
     assert complaint in str(refused.value)
+
+
+def test_a_memory_stands_after_the_mixers():
+    text = "gla+attention(window=4)@recurrent_memory(segment_length=8, n_tokens=2)"
+    variant = parse_variant("gla + attention(window=4) @ recurrent-memory(n_tokens=2, segment_length=8)")
+    assert variant.label == text == parse_variant(text).label
+    assert variant.mixer == ("gla", "attention")
+    plain, job = make_jobs(get_suite("smoke")[:1], ["gla+attention(window=4)", text], [0])
+    assert isinstance(job.config.model, ModelConfig) and isinstance(plain.config.model, ModelConfig)
+    memory = MemoryConfig(kind="recurrent_memory", segment_length=8, n_tokens=2)
+    assert job.config.model.memory == memory
+    assert plain.config.model.memory == MemoryConfig()
+    model = LanguageModel(job.config.model)
+    assert job.sizes is not None and job.sizes.state == model.state_size
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gla@recurent_memory", "did you mean 'recurrent_memory'"),
+        ("gla@recurrent_memory(tokens=2)", "argument of memory 'recurrent_memory' called 'tokens'"),
+        ("gla@recurrent_memory(2)", "arguments of memory 'recurrent_memory' must be named"),
+        ("gla@recurrent_memory(n_tokens=0)", "`n_tokens` must be at least 1; got 0"),
+    ],
+)
+def test_memories_that_do_not_exist_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_variant(text)

@@ -2,12 +2,14 @@
 
 import ast
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from linrec.errors import unknown
+from linrec.models import MemoryConfig
 from linrec.models.arguments import mixer_parameters
 
 __all__ = ["Variant", "parse_variant", "split_list"]
@@ -18,17 +20,19 @@ LONGEST = 80
 
 @dataclass(frozen=True)
 class Variant:
-    """A mixer with its arguments, or a pattern of mixers over depth.
+    """A mixer with its arguments, or a pattern of mixers over depth, and a memory across the stack.
 
     Args:
         mixer: value of `ModelConfig.mixer`.
         mixer_args: value of `ModelConfig.mixer_args`, with the explicit arguments only.
         label: normalised text of the variant; `parse_variant` reads it.
+        memory: value of `ModelConfig.memory`; None leaves it as the task's recipe has it.
     """
 
     mixer: str | tuple[str, ...]
     mixer_args: Mapping[str, Any]
     label: str
+    memory: MemoryConfig | None = None
 
 
 def parse_variant(text: str) -> Variant:
@@ -37,7 +41,8 @@ def parse_variant(text: str) -> Variant:
     Args:
         text: the mixer. Names are names of `linrec.mixers.get`; values are Python literals, which are parsed
             and never evaluated. A text with plus signs is a pattern that repeats over the layers; a mixer
-            that occurs twice in the pattern must have the same arguments both times.
+            that occurs twice in the pattern must have the same arguments both times. After "@" stands a
+            memory across the stack: a kind of `MemoryConfig` with its arguments.
 
     Raises:
         ValueError: the text has another form; the mixer or an argument does not exist, and the message gives
@@ -48,7 +53,15 @@ def parse_variant(text: str) -> Variant:
         'gate_loop(n_heads=2, d_v=8)'
         >>> parse_variant("gla+attention(window=16)").mixer_args
         {'attention': {'window': 16}}
+        >>> parse_variant("attention@recurrent_memory(n_tokens=4)").memory.n_tokens
+        4
     """
+    stack, *memories = _split(text, "@")
+    if memories:
+        found = parse_variant(stack)
+        kind, arguments = _part("@".join(memories), text, "memory")
+        memory = MemoryConfig(kind=kind, **arguments)  # type: ignore[arg-type]
+        return Variant(found.mixer, found.mixer_args, f"{found.label}@{_written(kind, arguments)}", memory)
     parts = [_part(part, text) for part in _split(text, "+")]
     label = "+".join(_written(name, arguments) for name, arguments in parts)
     by_name: dict[str, dict[str, Any]] = {}
@@ -99,39 +112,50 @@ def short(label: str) -> str:
     return re.sub(r"[\w.]+:(?=\w)", "", label)
 
 
-def _part(part: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of a mixer and its arguments, in the order of the mixer's signature."""
+def _part(part: str, text: str, what: str = "mixer") -> tuple[str, dict[str, Any]]:
+    """Return the name of a mixer or a memory and its arguments, in the order of its signature."""
     name, bracket, rest = part.strip().partition("(")
     name = name.strip() if ":" in name else name.strip().replace("-", "_")
-    parameters = mixer_parameters(name)
+    parameters = mixer_parameters(name) if what == "mixer" else _memory_parameters(name)
     try:
         call = ast.parse(f"mixer({rest if bracket else ')'}", mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"mixer {text!r} must be NAME or NAME(argument=value, ...): {error.msg}.") from error
+        raise ValueError(
+            f"{what} {text!r} must be NAME or NAME(argument=value, ...): {error.msg}."
+        ) from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(f"mixer {text!r} must be NAME or NAME(argument=value, ...), and nothing after it.")
+        raise ValueError(f"{what} {text!r} must be NAME or NAME(argument=value, ...), and nothing after it.")
     if call.args or any(argument.arg is None for argument in call.keywords):
         raise ValueError(
-            f"arguments of mixer {name!r} must be named, as in {name}(argument=value); got {text!r}. "
+            f"arguments of {what} {name!r} must be named, as in {name}(argument=value); got {text!r}. "
             f"It has {', '.join(parameters) or 'none'}."
         )
     given: dict[str, Any] = {}
     for argument in call.keywords:
         assert argument.arg is not None
         if argument.arg not in parameters:
-            raise unknown(f"argument of mixer {name!r} called", argument.arg, parameters)
+            raise unknown(f"argument of {what} {name!r} called", argument.arg, parameters)
         if argument.arg in given:
-            raise ValueError(f"`{argument.arg}` of mixer {name!r} is given twice in {text!r}.")
-        given[argument.arg] = _value(name, argument)
+            raise ValueError(f"`{argument.arg}` of {what} {name!r} is given twice in {text!r}.")
+        given[argument.arg] = _value(f"{what} {name!r}", argument)
     return name, {argument: given[argument] for argument in parameters if argument in given}
 
 
-def _value(name: str, argument: ast.keyword) -> Any:
+def _memory_parameters(kind: str) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a kind of memory."""
+    kinds = [name for name in get_args(get_type_hints(MemoryConfig)["kind"]) if name != "none"]
+    if kind not in kinds:
+        raise unknown("memory", kind, kinds)
+    parameters = inspect.signature(MemoryConfig).parameters
+    return {name: parameter for name, parameter in parameters.items() if name != "kind"}
+
+
+def _value(of: str, argument: ast.keyword) -> Any:
     try:
         return _plain(ast.literal_eval(argument.value))
     except (TypeError, ValueError):
         raise ValueError(
-            f"`{argument.arg}` of mixer {name!r} must be a number, a quoted string, True, False, None, or a "
+            f"`{argument.arg}` of {of} must be a number, a quoted string, True, False, None, or a "
             f"tuple or dictionary of these; got {ast.unparse(argument.value)}."
         ) from None
 

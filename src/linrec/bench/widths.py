@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from linrec.mixers import Mixer
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
+from linrec.models import (
+    LanguageModel,
+    ModelConfig,
+    RecurrentMemory,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+)
 
 __all__ = ["Sizes", "equally_many", "sizes", "with_parameters"]
 
@@ -35,8 +41,8 @@ class Sizes(NamedTuple):
 
     Args:
         parameters: number of parameters of the whole model.
-        state: state elements per sequence, summed over all mixers; a cache that grows with time counts its
-            elements per step.
+        state: state elements per sequence, summed over all mixers and a memory across them; a cache that
+            grows with time counts its elements per step.
         grows: the part of `state` that is elements per step.
     """
 
@@ -59,7 +65,7 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
-        sum(mixer.state_size for mixer in mixers),
+        sum(module.state_size for module in model.modules() if isinstance(module, (Mixer, RecurrentMemory))),
         sum(mixer.state_size for mixer in mixers if _starts_empty(mixer)),
     )
 

@@ -2,12 +2,13 @@
 
 from linrec.models.bidirectional import Bidirectional
 from linrec.models.block import Block
-from linrec.models.config import ModelConfig, StackConfig
+from linrec.models.config import MemoryConfig, ModelConfig, StackConfig
 from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfig
 from linrec.models.image_scan import ImageScan
 from linrec.models.initial_state import InitialState
 from linrec.models.language_model import LanguageModel
 from linrec.models.presets import image_preset, image_preset_names, preset, preset_names
+from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.s4nd import S4ND
 from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.stack import build_mixer, make_blocks
@@ -21,7 +22,9 @@ __all__ = [
     "ImageScan",
     "InitialState",
     "LanguageModel",
+    "MemoryConfig",
     "ModelConfig",
+    "RecurrentMemory",
     "SequenceClassifier",
     "SequenceClassifierConfig",
     "StackConfig",

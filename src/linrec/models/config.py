@@ -7,8 +7,10 @@ from typing import Any, Literal
 from linrec.models.block import NormPosition
 from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
+from linrec.nn.segments import Detach, check_detach
+from linrec.rules import at_least, choice
 
-__all__ = ["ModelConfig", "StackConfig"]
+__all__ = ["MemoryConfig", "ModelConfig", "StackConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,40 @@ def at_least_one(name: str, number: int) -> None:
         raise ValueError(f"`{name}` must be at least 1; got {number}.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Configuration of a memory that passes from segment to segment across a whole stack.
+
+    Args:
+        kind: "none", or "recurrent_memory" for the tokens of Recurrent Memory Transformer.
+        segment_length: steps of a segment, without memory tokens.
+        n_tokens: memory tokens.
+        form: "decoder", whose stack is causal and reads the memory tokens before and after a segment; or
+            "encoder", whose stack sees the whole segment and the memory tokens before it.
+        detach: where gradients through the memory stop: "never"; "segment", at every boundary; or a number n,
+            at every n-th boundary.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+
+    Example:
+        >>> MemoryConfig(kind="recurrent_memory", segment_length=150).n_tokens
+        10
+    """
+
+    kind: Literal["none", "recurrent_memory"] = "none"
+    segment_length: int = 512
+    n_tokens: int = 10
+    form: Literal["decoder", "encoder"] = "decoder"
+    detach: Detach = "never"
+
+    def __post_init__(self) -> None:
+        choice(("none", "recurrent_memory"), kind=self.kind)
+        choice(("decoder", "encoder"), form=self.form)
+        at_least(1, segment_length=self.segment_length, n_tokens=self.n_tokens)
+        check_detach(self.detach)
+
+
 @dataclass(frozen=True)
 class ModelConfig(StackConfig):
     """Configuration of a `LanguageModel`; all values are plain, so that it can be written to a file.
@@ -144,10 +180,11 @@ class ModelConfig(StackConfig):
             embedding's weight, uses sqrt(d_model).
         head_bias: whether the head has a bias; None means only if `tie_embeddings` is false.
         logit_cap: None, or a cap > 0: the logits are cap tanh(logits / cap).
+        memory: a memory across the stack; see `MemoryConfig`, whose fields may also come as a dict.
 
     Raises:
-        ValueError: a value that `StackConfig` refuses, a number out of range, or `tie_embeddings` with
-            `n_outputs` different from `vocab_size`.
+        ValueError: a value that `StackConfig` or `MemoryConfig` refuses, a number out of range, or
+            `tie_embeddings` with `n_outputs` different from `vocab_size`.
         TypeError: a pattern contains an entry that is not a string.
 
     Example:
@@ -162,9 +199,13 @@ class ModelConfig(StackConfig):
     embedding_scale: float | None = None
     head_bias: bool | None = None
     logit_cap: float | None = None
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.memory, dict):
+            # JSON stores it as an object
+            object.__setattr__(self, "memory", MemoryConfig(**self.memory))
         at_least_one("vocab_size", self.vocab_size)
         if self.n_outputs is not None and self.n_outputs < 1:
             raise ValueError(

@@ -12,11 +12,13 @@ from torch.utils.checkpoint import checkpoint
 from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
+from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.stack import make_blocks
 from linrec.nn.embedding import Embedding
 from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
+from linrec.rules import require
 
 __all__ = ["LanguageModel"]
 
@@ -28,6 +30,9 @@ class LanguageModel(nn.Module):
     N(0, 1 / d_model) so that the logits start at unit scale. An untied head has a bias and a tied head does
     not, unless `config.head_bias` overrides it.
 
+    With `config.memory`, the blocks and the norm run segment by segment, with a memory between the segments;
+    see `RecurrentMemory`. The state is then a `SegmentState`, whose `segment` has one entry per layer.
+
     Args:
         config: the model's configuration; see `ModelConfig`. `config.mixer` names the time mixer of every
             block, or a pattern of mixers.
@@ -37,7 +42,8 @@ class LanguageModel(nn.Module):
             then one block plus one activation per block, for a third more time. False by default.
 
     Raises:
-        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks.
+        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks; or a
+            mixer does not fit the form of the memory.
 
     Source:
         GateLoop (Katsch, 2023), appendix C and figure 9.
@@ -74,6 +80,11 @@ class LanguageModel(nn.Module):
         if config.tie_embeddings:
             nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.d_model))
             self.head.weight = self.embedding.weight
+        self.memory: RecurrentMemory | None = None
+        if config.memory.kind != "none":
+            self._check_form()
+            std = self.embedding.weight.detach().std()
+            self.memory = RecurrentMemory(config.memory, config.d_model, std=std)
 
     def forward(
         self,
@@ -134,6 +145,18 @@ class LanguageModel(nn.Module):
         keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
         """Return the head's input and the state from embeddings `x`; otherwise as `hidden`."""
+        if self.memory is None:
+            return self._stack(x, state, reset, keep_state=keep_state)
+        if state is None:
+            state = self.init_state(len(x), device=x.device)
+        start = partial(self._first_states, device=x.device)
+        x, state = self.memory(x, state, reset, run=self._stack, start=start)
+        return x, state if keep_state else (None,) * len(self.blocks)
+
+    def _stack(
+        self, x: Tensor, state: tuple[State, ...] | None, reset: Tensor | None, *, keep_state: bool = True
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """Run the blocks and the norm, without the memory across them."""
         if state is None:
             state = (None,) * len(self.blocks)
         if len(state) != len(self.blocks):
@@ -159,14 +182,37 @@ class LanguageModel(nn.Module):
         Args:
             batch: sequences b.
             device: where the state lives; None is where the parameters live.
-            position: step of the stream at which the sequences start. It matters for mixers with segments.
+            position: step of the stream at which the sequences start. It matters for mixers and memories with
+                segments.
         """
+        if self.memory is None:
+            return self._first_states(batch, device=device, position=position)
+        start = partial(self._first_states, device=device)
+        return self.memory.first_state(batch, position, run=self._stack, start=start)
+
+    def _first_states(
+        self, batch: int, *, device: torch.device | str | None, position: int = 0
+    ) -> tuple[State, ...]:
+        """Return the initial states of the blocks."""
         return tuple(block.init_state(batch, device=device, position=position) for block in self._blocks)
+
+    def _check_form(self) -> None:
+        """Raise ValueError unless every mixer fits the form of the memory."""
+        causal = self.config.memory.form == "decoder"
+        for name, mixer in zip(self.config.mixer_pattern, self.mixers, strict=False):
+            require(
+                (mixer.state_size > 0) == causal,
+                f"`mixer` must {'have' if causal else 'not have'} a state with `memory.form` = "
+                f"{self.config.memory.form!r}; {name!r} {'has none' if causal else 'has one'}. Use causal "
+                "mixers in a decoder, and mixers that see the future, such as attention with `causal=False`, "
+                "in an encoder.",
+            )
 
     @property
     def state_size(self) -> int:
-        """Number of elements of the state per sequence, over all layers."""
-        return sum(block.state_size for block in self._blocks)
+        """Number of elements of the state per sequence, over all layers and the memory tokens."""
+        memory = 0 if self.memory is None else self.memory.state_size
+        return memory + sum(block.state_size for block in self._blocks)
 
     @property
     def mixers(self) -> list[Mixer]:

@@ -133,7 +133,8 @@ class Mixer(Float32Module, ABC):
         The dtype is float32, or float64 where the parameters are; the complex dtype of that precision with
         `is_complex`. No values of parameters are read.
         """
-        dtype = self.state_dtype.to_complex() if is_complex else self.state_dtype
+        # `promote_types`, because `torch.compile` cannot trace `to_complex`
+        dtype = torch.promote_types(self.state_dtype, torch.complex64) if is_complex else self.state_dtype
         return {"dtype": dtype, "device": next(self.parameters()).device if device is None else device}
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:

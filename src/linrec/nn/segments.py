@@ -1,6 +1,7 @@
 """Sequences cut into segments, with a memory between them: the driver of recurrent transformers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -13,7 +14,16 @@ from linrec.ops.core.isolation import Isolation, documents, entering
 from linrec.rules import require
 from linrec.trees import Tree, leaves, map_tree
 
-__all__ = ["Detach", "SegmentState", "Sight", "by_segments", "check_detach", "first_state"]
+__all__ = [
+    "Detach",
+    "SegmentState",
+    "Sight",
+    "by_segments",
+    "check_detach",
+    "chosen",
+    "first_state",
+    "run_segments",
+]
 
 Detach: TypeAlias = Literal["never", "segment"] | int
 
@@ -27,7 +37,7 @@ class SegmentState(NamedTuple):
     Attributes:
         memory: the memory that the finished segments left, tensors (b, n, ...).
         segment: the steps of the unfinished segment as the mixer keeps them, tensors (b, r, d, ...). Steps
-            from before a row's last reset are zeros.
+            from before a row's last reset are zeros. Of a memory across a stack: the states of the blocks.
         alive: which of these steps are of the row's current sequence, (b, r).
         position: steps since the start of the stream (b,), int64. A reset does not change the position.
     """
@@ -67,6 +77,8 @@ class Sight(NamedTuple):
 
 Read: TypeAlias = Callable[[Tensor, Tree, Tree, Sight], tuple[Tensor, Tree]]
 Write: TypeAlias = Callable[[Tree, Tree, Tensor], Tree]
+Piece: TypeAlias = Callable[[Tensor, SegmentState, Tensor | None], tuple[Tensor, SegmentState]]
+Finish: TypeAlias = Callable[[SegmentState], tuple[Tree, Tree]]
 
 
 def check_detach(detach: Detach) -> None:
@@ -161,6 +173,42 @@ def by_segments(
         >>> y.flatten(), state.memory, state.segment.flatten()
         (tensor([ 0.,  0.,  3.,  3., 10.]), tensor([[10.]]), tensor([5.]))
     """
+    piece, finish = partial(_piece, read, fresh=fresh), partial(_written, write)
+    return run_segments(name, piece, finish, x, state, length=length, reset=reset, detach=detach)
+
+
+def run_segments(
+    name: str,
+    piece: Piece,
+    finish: Finish,
+    x: Tensor,
+    state: SegmentState,
+    *,
+    length: int,
+    reset: Bool[Tensor, "b t"] | None = None,
+    detach: Detach = "segment",
+) -> tuple[Tensor, SegmentState]:
+    """Run pieces of segments one after another, and finish each segment at its boundary.
+
+    `by_segments` calls this function. Here the cached segment may be any tree.
+
+    Args:
+        name: the name of the mixer or of the memory, for errors.
+        piece: returns the outputs of new steps of one segment, and the state after them, from the new steps
+            (b, t, d), the state and the resets of these steps (b, t) or None.
+        finish: returns the next memory and an empty segment, from the state at the end of a segment.
+        x: inputs (b, t, d), any t, zero included.
+        state: the state that an earlier call returned, or the first state.
+        length: steps of a segment.
+        reset: (b, t) bool; true where a new sequence starts.
+        detach: where gradients stop, as in `by_segments`.
+
+    Returns:
+        The outputs, and the state after the last step.
+
+    Raises:
+        ValueError: the steps of a sequence are split over processes, or the state is of longer segments.
+    """
     refuse_split_time(name)
     done, time = state.alive.shape[1], x.shape[1]
     require(
@@ -172,9 +220,9 @@ def by_segments(
     # without any steps there is a piece of none, whose output has the right width
     for begin, end in zip(begins, [*begins[1:], time], strict=True):
         now = None if reset is None else reset[:, begin:end]
-        y, state = _piece(read, x[:, begin:end], state, now, fresh)
+        y, state = piece(x[:, begin:end], state, now)
         if state.alive.shape[1] == length:
-            state = _finished(write, state, length, detach)
+            state = _finished(finish, state, length, detach)
         outputs.append(y)
     return torch.cat(outputs, 1), state
 
@@ -205,20 +253,25 @@ def _piece(
     alive = document == document[:, -1:]
     segment = _floats(lambda part: isolation.leave(part, begin=1), segment)
     segment = map_tree(lambda part: part.masked_fill(~_beside(alive, part), 0), segment)
-    memory = _chosen(reset.any(1), fresh, memory)
+    memory = chosen(reset.any(1), fresh, memory)
     return y, SegmentState(memory, segment, alive, position)
 
 
-def _finished(write: Write, state: SegmentState, length: int, detach: Detach) -> SegmentState:
+def _written(write: Write, state: SegmentState) -> tuple[Tree, Tree]:
+    """Return the next memory and an empty segment."""
+    # a view would keep the memory of the steps
+    empty = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
+    return write(state.memory, state.segment, state.alive), empty
+
+
+def _finished(finish: Finish, state: SegmentState, length: int, detach: Detach) -> SegmentState:
     """Write a complete segment to the memory."""
-    memory = write(state.memory, state.segment, state.alive)
+    memory, segment = finish(state)
     if detach == "segment":
         memory = map_tree(Tensor.detach, memory)
     elif isinstance(detach, int):
         cut = state.position // length % detach == 0
-        memory = _chosen(cut, map_tree(Tensor.detach, memory), memory)
-    # a view would keep the memory of the steps
-    segment = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
+        memory = chosen(cut, map_tree(Tensor.detach, memory), memory)
     return SegmentState(memory, segment, state.alive.new_zeros(len(state.alive), 0), state.position)
 
 
@@ -232,8 +285,13 @@ def _floats(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return map_tree(lambda part: change(part) if part.is_floating_point() else part, tree)
 
 
-def _chosen(rows: Tensor, tree: Tree, other: Tree) -> Any:
-    """Return one tree of tensors (b, ...) where `rows` (b,) is true, and the other tree elsewhere."""
+def chosen(rows: Bool[Tensor, "b"], tree: Tree, other: Tree) -> Any:
+    """Return one tree of tensors (b, ...) where `rows` (b,) is true, and the other tree elsewhere.
+
+    Example:
+        >>> chosen(torch.tensor([True, False]), torch.zeros(2), torch.ones(2))
+        tensor([0., 1.])
+    """
     others = iter(leaves(other))
 
     def choose(part: Tensor) -> Tensor:

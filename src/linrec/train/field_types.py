@@ -1,5 +1,6 @@
 """Checks that the values of a stored configuration have the types of their fields."""
 
+import dataclasses
 import types
 import typing
 from collections.abc import Mapping
@@ -36,7 +37,9 @@ def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: st
         TypeError: `optim.steps` must be an integer or null; got 'many'.
     """
     for name, value in values.items():
-        if name in hints and not _fits(value, hints[name]):
+        if dataclasses.is_dataclass(hints.get(name)) and isinstance(value, dict):
+            check_types(typing.get_type_hints(hints[name]), value, f"{section}{name}.")
+        elif name in hints and not _fits(value, hints[name]):
             got = repr(value)
             got = got if len(got) <= 80 else f"{got[:80]}..."
             raise TypeError(f"`{section}{name}` must be {_described(hints[name])}; got {got}.")
@@ -52,7 +55,7 @@ def _fits(value: Any, hint: Any) -> bool:
         if arguments[-1:] == (...,):
             return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
         return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if hint is dict or origin is dict:
+    if hint is dict or origin is dict or dataclasses.is_dataclass(hint):
         return isinstance(value, dict)
     if hint in (int, float):
         # an integer in JSON is a valid float; a bool is an int in Python, but not a number here
@@ -73,6 +76,6 @@ def _described(hint: Any) -> str:
         inner = [argument for argument in dict.fromkeys(arguments) if argument is not ...]
         number = "" if ... in arguments else f" of {len(arguments)}"
         return f"a list{number} ({', '.join(map(_described, inner))})"
-    if hint is dict or origin is dict:
+    if hint is dict or origin is dict or dataclasses.is_dataclass(hint):
         return "an object"
     return WORDS.get(str if hint is Path else hint, str(hint))

@@ -179,7 +179,9 @@ def _fit(
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
     )
-    if compiled and device.type == "cuda" and fabric.world_size == 1:
+    # resets within the segments of a memory change the shapes of a step
+    static = not isinstance(model, LanguageModel) or model.memory is None
+    if compiled and static and device.type == "cuda" and fabric.world_size == 1:
         do_step = CapturedStep(do_step)
 
     # the run folder, and the step to start from
