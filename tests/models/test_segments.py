@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from linrec.models import LanguageModel, ModelConfig
+from linrec.nn.segments import Detach
 from linrec.testing import assert_agree, generator
-from linrec.trees import leaves, map_tree
+from linrec.trees import leaves
 
 LENGTH = 4
 MIXERS = {
@@ -23,6 +24,16 @@ def make(name: str) -> LanguageModel:
     mixers = (name, "gate_loop", name)
     config = ModelConfig(vocab_size=7, d_model=8, n_layers=3, mixer=mixers, mixer_args={name: MIXERS[name]})
     return LanguageModel(config).double()
+
+
+@each
+def test_a_state_made_outside_of_autocast_is_the_start(name: str) -> None:
+    model = make(name).float()
+    state = model.init_state(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        (y, end), (expected, at_end) = model(tokens(6), state), model(tokens(6))
+    assert torch.equal(y, expected)
+    assert [x.dtype for x in leaves(end)] == [x.dtype for x in leaves(at_end)]
 
 
 def tokens(time: int) -> torch.Tensor:
@@ -48,13 +59,15 @@ def test_a_document_runs_as_from_its_position_in_the_stream(name: str, position:
 
 
 @each
-def test_training_segment_by_segment_keeps_no_graph_and_a_constant_state(name: str) -> None:
-    model, state, sizes = make(name), None, []
-    for segment in tokens(5 * LENGTH).split(LENGTH, 1):
+@pytest.mark.parametrize("detach", ["segment", 1, 2])
+def test_training_by_segments_keeps_no_graph_and_a_constant_state(name: str, detach: Detach) -> None:
+    arguments = MIXERS[name] | {"detach": detach}
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=name, mixer_args=arguments)
+    model, state, sizes = LanguageModel(config).double(), None, []
+    for segment in tokens(10 * LENGTH).split(2 * LENGTH, 1):
         logits, state = model(segment, state)
         logits.logsumexp(-1).mean().backward()
         sizes.append(sum(tensor.numel() for tensor in leaves(state)))
-        # a memory that is not detached needs the caller's own detach
-        state = map_tree(torch.Tensor.detach, state)
     assert len(set(sizes)) == 1
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

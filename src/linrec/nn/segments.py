@@ -250,7 +250,8 @@ def _piece(
     cached = _floats(lambda part: isolation.enter(part, begin=1), segment)
     y, segment = read(isolation.enter(x, begin=1 + steps), entered, cached, sight)
     y = isolation.leave(y, begin=1 + steps)
-    alive = document == document[:, -1:]
+    # without new steps the last one may be dead
+    alive = (document == document[:, -1:]) & (document >= 0)
     segment = _floats(lambda part: isolation.leave(part, begin=1), segment)
     segment = map_tree(lambda part: part.masked_fill(~_beside(alive, part), 0), segment)
     memory = chosen(reset.any(1), fresh, memory)
@@ -270,9 +271,25 @@ def _finished(finish: Finish, state: SegmentState, length: int, detach: Detach) 
     if detach == "segment":
         memory = map_tree(Tensor.detach, memory)
     elif isinstance(detach, int):
-        cut = state.position // length % detach == 0
-        memory = chosen(cut, map_tree(Tensor.detach, memory), memory)
+        memory = _cut(memory, state.position // length % detach == 0)
     return SegmentState(memory, segment, state.alive.new_zeros(len(state.alive), 0), state.position)
+
+
+def _cut(memory: Tree, rows: Tensor) -> Tree:
+    """Detach rows of a memory.
+
+    A choice between rows keeps the graph of all rows. So where all rows are cut, as they are unless rows of
+    several streams were joined, the memory itself is detached, which a compiled graph cannot decide.
+    """
+    if not torch.is_grad_enabled():
+        return memory
+    if not torch.compiler.is_compiling():
+        if rows.all():
+            return map_tree(Tensor.detach, memory)
+        if not rows.any():
+            return memory
+    result: Tree = chosen(rows, map_tree(Tensor.detach, memory), memory)
+    return result
 
 
 def _causal(steps: int, time: int, device: torch.device) -> Tensor:
