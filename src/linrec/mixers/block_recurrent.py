@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.mixer import State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.position_bias import BucketBias
 from linrec.nn.projections import output_kwargs
-from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
+from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.nn.state_gates import GateKind, StateGate
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import check_options
@@ -64,7 +65,7 @@ class RecurrentStates(NamedTuple):
     alive: Bool[Tensor, "b W"]
 
 
-class BlockRecurrent(Mixer):
+class BlockRecurrent(SegmentMixer):
     """Y = [SA(Q_e; K_e, V_e) | CA(Q'_e; K_s, V_s)] W_o, with states S that each block of W steps updates.
 
     In the paper's model of 12 layers, the tenth layer is recurrent, and the others are attention with a
@@ -118,8 +119,6 @@ class BlockRecurrent(Mixer):
         >>> y.shape, state.memory.S.shape, state.alive.shape
         (torch.Size([2, 20, 64]), torch.Size([2, 6, 64]), torch.Size([2, 4]))
     """
-
-    segment_length: int
 
     def __init__(
         self,
@@ -192,20 +191,10 @@ class BlockRecurrent(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `SegmentState` of a `RecurrentStates`, and the block's keys and values."""
-        heads, state = by_segments(
-            "block_recurrent",
-            self._vertical,
-            self._horizontal,
-            x,
-            self.init_state(len(x), device=x.device) if state is None else state,
-            length=self.segment_length,
-            fresh=None if reset is None else self._empty(len(x), x.device),
-            reset=reset,
-            detach=self.detach,
-        )
+        heads, state = self.by_segments(x, state, reset)
         return self.out(heads), state
 
-    def _vertical(
+    def read(
         self, E: Tensor, memory: RecurrentStates, segment: tuple[Tensor, Tensor], sight: Sight
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the heads of Y, and K_e and V_e of the block up to the new steps."""
@@ -232,7 +221,7 @@ class BlockRecurrent(Mixer):
         crossed = self._attention(1, Q_cross, K_s, V_s, shown)
         return torch.cat([attended, crossed], 2).flatten(-2), (K, V)
 
-    def _horizontal(
+    def write(
         self, memory: RecurrentStates, segment: tuple[Tensor, Tensor], alive: Tensor
     ) -> RecurrentStates:
         """Return the next states, and the block's keys and values."""
@@ -255,25 +244,21 @@ class BlockRecurrent(Mixer):
             S = self.hidden_gate(S, functional.relu(self.hidden(h)))
         return RecurrentStates(S, torch.ones_like(memory.started), K, V, alive)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
-        """Return the memory of no blocks, at `position` of a stream."""
-        memory = self._empty(batch, device)
-        steps = memory.k[:, :0], memory.v[:, :0]
-        return first_state(memory, steps, length=self.segment_length, position=position)
-
     @property
     def state_size(self) -> int:
         """Elements of the memory and of an unfinished block of `segment_length` - 1 steps, its longest."""
         per_step = 2 * self.kv_heads * self.d_head + 1
         return self.n_states * self.d_model + 2 + per_step * (2 * self.segment_length - 1)
 
-    def _empty(self, batch: int, device: torch.device | str | None) -> RecurrentStates:
-        """Return the memory of no blocks."""
+    def start(
+        self, batch: int, device: torch.device | str | None
+    ) -> tuple[RecurrentStates, tuple[Tensor, Tensor]]:
+        """Return the memory of no blocks, and no keys and values."""
         S = torch.zeros(batch, self.n_states, self.d_model, **self.factory_kwargs(device))
         steps, sizes = (batch, self.segment_length), (self.kv_heads, self.d_head)
         k = torch.zeros(*steps, *sizes, **output_kwargs(self.k_e, device))
         off = torch.zeros(steps, dtype=torch.bool, device=S.device)
-        return RecurrentStates(S, off.new_zeros(batch), k, k.clone(), off)
+        return RecurrentStates(S, off.new_zeros(batch), k, k.clone(), off), (k[:, :0], k[:, :0])
 
     def _states(self, memory: RecurrentStates) -> Tensor:
         """Return S, or S_0 where no block has been written."""

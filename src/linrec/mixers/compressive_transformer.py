@@ -22,10 +22,11 @@ from torch.nn import functional
 from linrec.nn.added_loss import with_loss
 from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.mixer import State
 from linrec.nn.past_steps import PastSteps
 from linrec.nn.projections import draw, projected
-from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
+from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import check_options
 from linrec.rules import at_least, choice, divisor, positive
@@ -50,7 +51,7 @@ class Memories(NamedTuple):
     compressed: PastSteps
 
 
-class CompressiveTransformer(Mixer):
+class CompressiveTransformer(SegmentMixer):
     """a = Masked-Softmax(A / sqrt(d_head)) [c | m | h] W_v: Transformer-XL with a compressed memory.
 
     Of T + M + C vectors, the C compressed ones reach r C steps back. In training, a backward pass through the
@@ -92,7 +93,6 @@ class CompressiveTransformer(Mixer):
     """
 
     of_one_input = "k", "v"
-    segment_length: int
 
     def __init__(
         self,
@@ -140,20 +140,10 @@ class CompressiveTransformer(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and a `SegmentState` of `Memories` and the inputs of the unfinished segment."""
-        a, state = by_segments(
-            "compressive_transformer",
-            self._read,
-            self._write,
-            x,
-            self.init_state(len(x), device=x.device) if state is None else state,
-            length=self.segment_length,
-            fresh=None if reset is None else self._empty(len(x), x.device),
-            reset=reset,
-            detach=self.detach,
-        )
+        a, state = self.by_segments(x, state, reset)
         return self.out(a), state
 
-    def _read(self, x: Tensor, memory: Memories, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    def read(self, x: Tensor, memory: Memories, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
         """Return a and h_s up to the new steps. At the end of a segment, a has the gradient of the loss."""
         h = torch.cat([segment, x.to(segment.dtype)], 1)
         recent, compressed = memory
@@ -173,7 +163,7 @@ class CompressiveTransformer(Mixer):
             a = with_loss(a, self.loss_weight * self.reconstruction_loss(h, old, alive))
         return a, h
 
-    def _write(self, memory: Memories, segment: Tensor, alive: Tensor) -> Memories:
+    def write(self, memory: Memories, segment: Tensor, alive: Tensor) -> Memories:
         """Return m_{s+1} and c_{s+1}."""
         old, recent = memory.recent.evicting(segment, alive)
         kept = old.alive.unflatten(1, (-1, self.rate)).any(-1)
@@ -209,19 +199,15 @@ class CompressiveTransformer(Mixer):
         counted = rows & old.alive.any(1, keepdim=True)
         return torch.where(counted, error, 0).sum() / counted.sum().clamp(min=1)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
-        """Return empty memories, in the dtype of the weights, at `position` of a stream."""
-        memory = self._empty(batch, device)
-        return first_state(memory, memory.recent.h[:, :0], length=self.segment_length, position=position)
-
     @property
     def state_size(self) -> int:
         """Elements of the memories and of an unfinished segment of `segment_length` - 1 steps."""
         vectors = self.memory_length + self.compressed_length + self.segment_length - 1
         return (self.d_model + 1) * vectors + 1
 
-    def _empty(self, batch: int, device: torch.device | str | None) -> Memories:
-        """Return empty memories."""
+    def start(self, batch: int, device: torch.device | str | None) -> tuple[Memories, Tensor]:
+        """Return empty memories, in the dtype of the weights, and no inputs."""
         like = {"dtype": self.q.weight.dtype, "device": self.q.weight.device if device is None else device}
         lengths = self.memory_length, self.compressed_length
-        return Memories(*(PastSteps.empty(batch, length, self.d_model, **like) for length in lengths))
+        memory = Memories(*(PastSteps.empty(batch, length, self.d_model, **like) for length in lengths))
+        return memory, memory.recent.h[:, :0]

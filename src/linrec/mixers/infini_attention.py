@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from linrec.nn.feature_maps.fixed import ELU
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
-from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
+from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import check_options
 from linrec.ops.core.precision import without_autocast
@@ -50,7 +51,7 @@ class InfiniMemory(NamedTuple):
     z: Float[Tensor, "b h k"]
 
 
-class InfiniAttention(Mixer):
+class InfiniAttention(SegmentMixer):
     """A = sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot: a memory of all segments before, local attention.
 
     A segment reads the memory as the segments before left it. Queries and keys of the memory do not turn with
@@ -90,7 +91,6 @@ class InfiniAttention(Mixer):
     """
 
     of_one_input = "q", "k", "v"
-    segment_length: int
 
     def __init__(
         self,
@@ -133,20 +133,10 @@ class InfiniAttention(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return O, and a `SegmentState` of an `InfiniMemory`, and the segment's keys and values."""
-        A, state = by_segments(
-            "infini_attention",
-            self._read,
-            self._write,
-            x,
-            self.init_state(len(x), device=x.device) if state is None else state,
-            length=self.segment_length,
-            fresh=None if reset is None else self._empty(len(x), x.device),
-            reset=reset,
-            detach=self.detach,
-        )
+        A, state = self.by_segments(x, state, reset)
         return self.out(A), state
 
-    def _read(
+    def read(
         self, x: Tensor, memory: InfiniMemory, segment: tuple[Tensor, Tensor], sight: Sight
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return A, and the keys and values of the segment up to the new steps."""
@@ -173,7 +163,7 @@ class InfiniAttention(Mixer):
         A = gate * A_mem + (1 - gate) * A_dot
         return A.flatten(-2).to(V.dtype), (K, V)
 
-    def _write(self, memory: InfiniMemory, segment: tuple[Tensor, Tensor], alive: Tensor) -> InfiniMemory:
+    def write(self, memory: InfiniMemory, segment: tuple[Tensor, Tensor], alive: Tensor) -> InfiniMemory:
         """Return M_s and z_s."""
         K, V = segment
         with without_autocast(K.device.type):
@@ -189,19 +179,16 @@ class InfiniAttention(Mixer):
         values = keys @ memory.M / (keys @ memory.z[..., None]).clamp(min=self.eps)
         return values.transpose(1, 2)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
-        """Return an empty memory, at `position` of a stream."""
-        steps = torch.zeros(batch, 0, self.n_heads, self.d_head, **output_kwargs(self.k, device))
-        memory = self._empty(batch, device)
-        return first_state(memory, (steps, steps), length=self.segment_length, position=position)
-
     @property
     def state_size(self) -> int:
         """Elements of the memory and of an unfinished segment of `segment_length` - 1 steps, its longest."""
         width = self.n_heads * self.d_head
         return width * (self.d_head + 1) + (2 * width + 1) * (self.segment_length - 1) + 1
 
-    def _empty(self, batch: int, device: torch.device | str | None) -> InfiniMemory:
-        """Return a memory of zeros."""
+    def start(
+        self, batch: int, device: torch.device | str | None
+    ) -> tuple[InfiniMemory, tuple[Tensor, Tensor]]:
+        """Return a memory of zeros, and no keys and values."""
+        steps = torch.zeros(batch, 0, self.n_heads, self.d_head, **output_kwargs(self.k, device))
         z = torch.zeros(batch, self.n_heads, self.d_head, **self.factory_kwargs(device))
-        return InfiniMemory(z.new_zeros(*z.shape, self.d_head), z)
+        return InfiniMemory(z.new_zeros(*z.shape, self.d_head), z), (steps, steps)

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.mixer import State
 from linrec.nn.past_steps import PastSteps
 from linrec.nn.projections import draw, projected
-from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
+from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.ops.attention import check_options
 from linrec.rules import at_least, positive, require
 
@@ -32,7 +33,7 @@ __all__ = ["TransformerXL"]
 CHANNELS_PER_HEAD = 64
 
 
-class TransformerXL(Mixer):
+class TransformerXL(SegmentMixer):
     """a = Masked-Softmax(A / sqrt(d_head)) [SG(m) | h] W_v: steps see their segment and a memory before it.
 
     The memory of a layer holds the layer's inputs of the last M steps before the segment, without gradients.
@@ -86,7 +87,6 @@ class TransformerXL(Mixer):
     """
 
     of_one_input = "k", "v"
-    segment_length: int
 
     def __init__(
         self,
@@ -133,20 +133,10 @@ class TransformerXL(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and a `SegmentState` of `PastSteps` and the inputs of the unfinished segment."""
-        a, state = by_segments(
-            "transformer_xl",
-            self._read,
-            self._write,
-            x,
-            self.init_state(len(x), device=x.device) if state is None else state,
-            length=self.segment_length,
-            fresh=None if reset is None else self._memory_of(len(x), x.device),
-            reset=reset,
-            detach=self.detach,
-        )
+        a, state = self.by_segments(x, state, reset)
         return self.out(a), state
 
-    def _read(self, x: Tensor, memory: PastSteps, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    def read(self, x: Tensor, memory: PastSteps, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
         """Return a and h_s up to the new steps."""
         h = torch.cat([segment, x.to(segment.dtype)], 1)
         joined = torch.cat([memory.h, h], 1)
@@ -160,14 +150,9 @@ class TransformerXL(Mixer):
         a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout)
         return a.flatten(-2), h
 
-    def _write(self, memory: PastSteps, segment: Tensor, alive: Tensor) -> PastSteps:
+    def write(self, memory: PastSteps, segment: Tensor, alive: Tensor) -> PastSteps:
         """Return m_{s+1}."""
         return memory.then(segment, alive)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
-        """Return an empty memory, in the dtype of the weights, at `position` of a stream."""
-        memory = self._memory_of(batch, device)
-        return first_state(memory, memory.h[:, :0], length=self.segment_length, position=position)
 
     @property
     def state_size(self) -> int:
@@ -182,7 +167,8 @@ class TransformerXL(Mixer):
             if not layer.untie_biases:
                 layer.biases = layers[0].biases
 
-    def _memory_of(self, batch: int, device: torch.device | str | None) -> PastSteps:
-        """Return an empty memory."""
+    def start(self, batch: int, device: torch.device | str | None) -> tuple[PastSteps, Tensor]:
+        """Return an empty memory, in the dtype of the weights, and no inputs."""
         like = {"dtype": self.q.weight.dtype, "device": self.q.weight.device if device is None else device}
-        return PastSteps.empty(batch, self.memory_length, self.d_model, **like)
+        memory = PastSteps.empty(batch, self.memory_length, self.d_model, **like)
+        return memory, memory.h[:, :0]
