@@ -65,6 +65,7 @@ def test_buckets_of_distances_are_those_of_t5():
     edges = (buckets.diff().nonzero().flatten() + 1).tolist()
     expected = [math.ceil(16 * 8 ** (j / 16) - 1e-9) for j in range(1, 16)]
     assert edges == [*range(1, 17), *expected]
+    assert bias(0, 5).shape == (1, 2, 0, 5)
     scores = bias(3, 5)
     assert scores.shape == (1, 2, 3, 5)
     for i in range(3):

@@ -147,5 +147,5 @@ class BucketBias(nn.Module):
         Keys after the query have the bias of the distance 0.
         """
         # a row for the largest distance first; each query reads `keys` numbers, from its own place on
-        distance = torch.arange(keys - 1, -time, -1, device=self.w.device).clamp(min=0)
-        return self.w[:, self.bucket(distance)].unfold(1, keys, 1).flip(1)[None]
+        distance = torch.arange(keys - 1, -max(time, 1), -1, device=self.w.device).clamp(min=0)
+        return self.w[:, self.bucket(distance)].unfold(1, keys, 1).flip(1)[None, :, :time]
