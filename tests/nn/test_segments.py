@@ -113,16 +113,6 @@ def test_dead_steps_stay_dead_in_a_call_without_steps():
     assert state.alive.tolist() == [[False, False]] * 3
 
 
-@pytest.mark.parametrize("detach", ["segment", 1, 2])
-def test_a_backward_pass_in_each_segment_ends_at_the_boundaries_that_detach_names(detach):
-    weight, state = torch.ones((), dtype=torch.float64, requires_grad=True), None
-    for n, x in enumerate(inputs(8 * LENGTH).split(2 * LENGTH, 1)):
-        y, state = run(x * weight, state, detach=detach)
-        y.sum().backward()
-        # two segments of each call are cut from the next call
-        assert state.memory.grad_fn is None, n
-
-
 def test_rows_of_several_streams_are_cut_on_their_own():
     x = inputs(LENGTH)[:2].requires_grad_()
     state = start(2)._replace(position=torch.tensor([0, LENGTH]))

@@ -151,7 +151,8 @@ def by_segments(
         fresh: the memory of a sequence's start, as `state.memory`.
         reset: (b, t) bool; true where a new sequence starts.
         detach: where gradients stop: "never"; "segment", at every boundary; or a number n, at every n-th
-            boundary of the stream.
+            boundary of the stream. With a number, the graph of the segments before stays in memory; detach
+            the state between backward passes.
 
     Returns:
         The outputs, and the state after the last step.
@@ -271,25 +272,10 @@ def _finished(finish: Finish, state: SegmentState, length: int, detach: Detach) 
     if detach == "segment":
         memory = map_tree(Tensor.detach, memory)
     elif isinstance(detach, int):
-        memory = _cut(memory, state.position // length % detach == 0)
+        # by rows, because a look at the values would wait for the device
+        cut = state.position // length % detach == 0
+        memory = chosen(cut, map_tree(Tensor.detach, memory), memory)
     return SegmentState(memory, segment, state.alive.new_zeros(len(state.alive), 0), state.position)
-
-
-def _cut(memory: Tree, rows: Tensor) -> Tree:
-    """Detach rows of a memory.
-
-    A choice between rows keeps the graph of all rows. So where all rows are cut, as they are unless rows of
-    several streams were joined, the memory itself is detached, which a compiled graph cannot decide.
-    """
-    if not torch.is_grad_enabled():
-        return memory
-    if not torch.compiler.is_compiling():
-        if rows.all():
-            return map_tree(Tensor.detach, memory)
-        if not rows.any():
-            return memory
-    result: Tree = chosen(rows, map_tree(Tensor.detach, memory), memory)
-    return result
 
 
 def _causal(steps: int, time: int, device: torch.device) -> Tensor:
