@@ -72,6 +72,8 @@ LONG_OF_MIXERS = {
     "srwm": 256,
 }
 LONG_OF_MODES = {"attention": 1024}
+# the normaliser may come near zero within many steps: gradients of 130 lose the last digits of float32
+ILL_CONDITIONED = {("mlstm", "exponential")}
 
 every_mixer = pytest.mark.parametrize(("name", "variant"), variants.tiered())
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -116,8 +118,10 @@ def test_mixers_are_stable(name, variant, dtype):
 # chunks of 64 steps, with a state between them; one code path serves all lengths
 @pytest.mark.parametrize("time", tiered([65], [2, 63, 64, 1000]))
 def test_mixers_split_and_reset_at_every_length(name, variant, time):
-    mixer = make(name, variant)
-    x = torch.randn(2, min(time, LONG_OF_MIXERS.get(name, time)), D_MODEL, generator=generator(time))
+    dtype = torch.float64 if time > 65 and (name, variant) in ILL_CONDITIONED else torch.float32
+    mixer = make(name, variant).to(dtype)
+    shape = (2, min(time, LONG_OF_MIXERS.get(name, time)), D_MODEL)
+    x = torch.randn(shape, generator=generator(time), dtype=dtype)
     testing.check_split(mixer, x)
     testing.check_reset(mixer, x, reset=reset_mask(2, x.shape[1], rate=3 / time))
 
