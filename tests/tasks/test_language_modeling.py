@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import NO_TARGET, LanguageModeling, ScoredTask, Source, Task, TokenSplit
+from linrec.tasks import NO_TARGET, LanguageModeling, ResizableTask, ScoredTask, Source, Task, TokenSplit
 from linrec.text import ByteTokenizer, DataError, TextCounts
 
 TEXT = "the cat sat on the mat, and the dog sat on the log.\n" * 4
@@ -158,6 +158,15 @@ def test_a_file_is_cut_into_training_and_validation(file):
         cut, 1, cut, cut, len(TEXT[:cut].split()), TEXT[:cut].count("\n") + 1
     )
     assert everything(task.split("train")).reset is None
+
+
+def test_windows_of_another_length_are_of_the_same_text(file):
+    task = LanguageModeling(path=file, length=8).prepared()
+    short = task.at_length(3)
+    assert isinstance(task, ResizableTask) and short == LanguageModeling(path=file, length=3).prepared()
+    assert short.split("train").rows(torch.tensor([0])).inputs.tolist() == [
+        task.split("train").rows(torch.tensor([0])).inputs[0, :3].tolist()
+    ]
 
 
 def test_documents_are_marked_and_reset(tmp_path):

@@ -39,6 +39,14 @@ def test_a_captured_step_does_what_the_step_does() -> None:
     assert len(calls) == EAGER_STEPS + 1
 
 
+def test_a_captured_step_is_captured_again_for_other_shapes() -> None:
+    total = torch.zeros((), device="cuda")
+    captured = CapturedStep(lambda x: total.add_(x.sum()))
+    for n in [*[3] * (EAGER_STEPS + 2), *[5] * (EAGER_STEPS + 2), 3]:
+        captured(torch.ones(n, device="cuda"))
+    assert total.item() == (EAGER_STEPS + 2) * 8 + 3
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_compiled_and_captured_agrees_with_eager(
     precision: str, tiny: Callable[..., TrainConfig], tmp_path: Path

@@ -1,9 +1,11 @@
+import itertools
+
 import pytest
 import torch
 
 from linrec.tasks import MemoryHorizon
 from linrec.train import ConfigError
-from linrec.train.data import Batches, epoch_order
+from linrec.train.data import Batches, epoch_order, staged
 
 SPLIT = MemoryHorizon(length=8, n_resets=1, n_samples=15, n_validation=2, n_test=2).split("train")
 CPU = torch.device("cpu")
@@ -56,3 +58,25 @@ def test_processes_share_each_batch() -> None:
 def test_a_batch_larger_than_the_split_is_refused() -> None:
     with pytest.raises(ConfigError, match="training samples, 11; got 12"):
         Batches(SPLIT, batch_size=12, seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 5, 6])
+def test_stages_follow_one_another_and_a_run_goes_on_within_them(step: int) -> None:
+    short, long = (
+        Batches(
+            MemoryHorizon(length=n, n_resets=1, n_samples=15, n_validation=2, n_test=2).split("train"),
+            batch_size=4,
+            seed=0,
+            device=CPU,
+        )
+        for n in (4, 6)
+    )
+    whole = Batches(SPLIT, batch_size=4, seed=0, device=CPU)
+    stages = [(0, short), (2, long), (5, whole)]
+    expected = (
+        [*short.epoch(0)][:2] + [*long.epoch(0), *long.epoch(1)][:3] + [*whole.epoch(0), *whole.epoch(1)]
+    )
+    found = list(itertools.islice(staged(stages, step), 9 - step))
+    assert len(expected) == 9
+    for batch, other in zip(expected[step:], found, strict=True):
+        assert torch.equal(batch.inputs, other.inputs)

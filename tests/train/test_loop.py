@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from linrec.tasks import LanguageModeling
 from linrec.tasks.copying import Copying
+from linrec.tasks.segment_copy import SegmentCopy
 from linrec.train import (
     ConfigError,
     DivergedError,
+    InterruptedRunError,
     Progress,
     RunFolderError,
     TrainConfig,
@@ -24,11 +27,12 @@ from linrec.train import (
 from linrec.train import checkpoint as checkpoint_module
 from linrec.train import loop as loop_module
 from linrec.train.checkpoint import load_checkpoint
+from linrec.train.config import config_from_dict, config_to_dict
 from linrec.train.optim import gradient_norm
 from linrec.train.run import RESULT, read_result
 from linrec.train.step import Objective
 
-from .test_resume import TIMES, assert_same_run
+from .test_resume import TIMES, assert_same_run, stop_at
 
 Tiny = Callable[..., TrainConfig]
 
@@ -134,6 +138,48 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(
     with pytest.raises(DivergedError, match="not finite at step 8"):
         fit(tiny(checkpoint_every=4, log_every=100), tmp_path)
     assert checkpoint_module.load_checkpoint(tmp_path).about["step"] == 4  # type: ignore[union-attr]
+
+
+def test_a_curriculum_trains_on_short_sequences_first(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = SegmentCopy(length=12, n_copied=2, n_train=8, n_validation=4, n_test=3)
+    config = dataclasses.replace(tiny(steps=7, curriculum=((2, 6), (3, 9))), task=task)
+    config = config_from_dict(json.loads(json.dumps(config_to_dict(config))))
+    seen, step = [], loop_module.train_step
+
+    def noted(inputs: Tensor, *rest: Any, **options: Any) -> None:
+        seen.append(inputs.clone())
+        step(inputs, *rest, **options)
+
+    monkeypatch.setattr(loop_module, "train_step", noted)
+    fit(config, tmp_path / "straight")
+    assert [inputs.shape[1] for inputs in seen] == [6, 6, 9, 9, 9, 12, 12]
+    # a run that stops within a stage goes on there
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path / "halves", progress=stop_at(3))
+    straight = seen[:7]
+    fit(config, tmp_path / "halves", resume=True)
+    assert all(torch.equal(one, other) for one, other in zip(straight, seen[7:], strict=True))
+    assert_same_run(tmp_path / "straight", tmp_path / "halves")
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "message"),
+    [
+        (((4, 6), (3, 9)), "must take less than the run's 7 steps; got 7"),
+        (((2, 3),), "`length` must be at least 4"),
+    ],
+)
+def test_a_curriculum_that_does_not_fit(curriculum: Any, message: str, tiny: Tiny, tmp_path: Path) -> None:
+    task = SegmentCopy(length=12, n_copied=2, n_train=8, n_validation=4, n_test=3)
+    with pytest.raises(ValueError, match=message):
+        fit(dataclasses.replace(tiny(steps=7, curriculum=curriculum), task=task), tmp_path)
+
+
+def test_a_curriculum_needs_a_task_of_any_length(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="MemoryHorizon has one length"):
+        fit(tiny(steps=7, curriculum=((2, 6),)), tmp_path)
 
 
 def validation_losses(folder: Path) -> dict[int, float]:

@@ -206,6 +206,15 @@ class ProbedTask(Protocol):
 
 
 @runtime_checkable
+class ResizableTask(Protocol):
+    """A task whose sequences may have another length, for a curriculum."""
+
+    def at_length(self, length: int) -> Task:
+        """Return the task with sequences of another length, and with the same tokens and outputs."""
+        ...
+
+
+@runtime_checkable
 class ScoredTask(Protocol):
     """A task whose splits are completely in memory, with its own scores of predictions."""
 

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -279,10 +279,11 @@ class LanguageModeling:
                 f"`vocab_size` must be at least the {needed} tokens of the tokenizer {self.tokenizer!r}; "
                 f"got {self.vocab_size}. Leave it out."
             )
-        task = dataclasses.replace(self, vocab_size=self.vocab_size or needed)
-        # keep the shards, so that the files are not read again
-        task.__dict__["_shards"] = self._shards
-        return task
+        return self._replaced(vocab_size=self.vocab_size or needed)
+
+    def at_length(self, length: int) -> "LanguageModeling":
+        """Return the task with windows of another length."""
+        return self._replaced(length=length)
 
     def split(self, name: SplitName) -> TokenSplit:
         """Return the windows over the text of a split.
@@ -309,6 +310,12 @@ class LanguageModeling:
     def tokenizer_object(self) -> Tokenizer:
         """Return the tokenizer that made the tokens."""
         return self._shards.tokenizer
+
+    def _replaced(self, **fields: Any) -> "LanguageModeling":
+        task = dataclasses.replace(self, **fields)
+        # keep the shards, so that the files are not read again
+        task.__dict__["_shards"] = self._shards
+        return task
 
     @cached_property
     def _shards(self) -> Shards:

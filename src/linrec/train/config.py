@@ -88,6 +88,10 @@ class LoopConfig:
     Args:
         epochs: passes over the training split; unused if `steps` is given.
         steps: number of steps of the run, over as many epochs as needed.
+        curriculum: stages at the start of the run, pairs (number of steps, length of the sequences). With
+            `((500, 24), (500, 48))`, the first 500 steps have sequences of 24 tokens, the next 500 of 48.
+            They are samples of the same task, or windows of the same text. Scores are of the task's own
+            length.
         batch_size: sequences per step. Sequences that do not fill a last batch of an epoch are dropped, so
             all batches have the same shape.
         accumulate: number of micro-batches per step (gradient accumulation), to save memory; the gradient is
@@ -126,6 +130,7 @@ class LoopConfig:
 
     epochs: int = 1
     steps: int | None = None
+    curriculum: tuple[tuple[int, int], ...] = ()
     batch_size: int = 32
     accumulate: int = 1
     recompute: bool = False
@@ -148,6 +153,9 @@ class LoopConfig:
         at_least(1, **_fields(self, *counts))
         at_least(1, **_fields(self, "steps", "eval_batches", "patience"), or_none=True)
         at_least(0, seed=self.seed)
+        # a JSON file has lists
+        object.__setattr__(self, "curriculum", tuple((steps, length) for steps, length in self.curriculum))
+        at_least(1, curriculum=min((number for stage in self.curriculum for number in stage), default=1))
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise unknown("`strategy`", self.strategy, ["auto", "ddp", "fsdp"])
         if self.keep not in ("last", "best"):

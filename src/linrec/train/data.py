@@ -1,6 +1,7 @@
 """Batches of a split, in an order that depends only on (seed, epoch)."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -104,3 +105,27 @@ class Batches:
         for batch in range(start, len(self)):
             rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             yield on_device(source.rows(rows[self._mine]), self._device)
+
+    def after(self, step: int) -> Iterator[Batch]:
+        """Yield the batches that follow `step` batches, epoch after epoch without end."""
+        epoch, start = divmod(step, len(self))
+        yield from self.epoch(epoch, start=start)
+        for later in itertools.count(epoch + 1):
+            yield from self.epoch(later)
+
+
+def staged(stages: Sequence[tuple[int, Batches]], step: int) -> Iterator[Batch]:
+    """Yield the batches of a run that follow step `step`, without end.
+
+    Args:
+        stages: pairs (first step of a stage, its batches); the first stage begins at step 0, and the last
+            stage has no end.
+        step: steps that the run has taken.
+    """
+    ends = [first for first, _ in stages[1:]]
+    for (first, batches), end in itertools.zip_longest(stages, ends):
+        if end is None:
+            yield from batches.after(step - first)
+        elif step < end:
+            yield from itertools.islice(batches.after(step - first), end - step)
+            step = end

@@ -18,7 +18,7 @@ from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepS
 from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.models.regional import compiling
-from linrec.tasks import Batch, ProbedTask, Source, Task
+from linrec.tasks import Batch, ProbedTask, ResizableTask, Source, Task
 from linrec.train.checkpoint import (
     check_state,
     check_weights,
@@ -29,7 +29,7 @@ from linrec.train.checkpoint import (
 )
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
-from linrec.train.data import Batches
+from linrec.train.data import Batches, staged
 from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog
@@ -140,17 +140,24 @@ def _fit(
     # data, in an order that depends only on seed and epoch
     task = first_ahead(fabric, config.task.prepared)
     config = dataclasses.replace(config, task=task)
-    batches = Batches(
-        task.split("train"),
+    make_batches = functools.partial(
+        Batches,
         batch_size=loop.batch_size,
         seed=loop.seed,
         device=device,
         rank=fabric.global_rank,
         processes=fabric.world_size,
     )
+    stages = _stages(task, loop.curriculum, make_batches)
+    _, batches = stages[-1]
     if loop.keep == "best" and not len(task.split("validation")):
         raise ConfigError("`loop.keep` = 'best' needs a validation split, but the task's is empty.")
     total_steps = loop.epochs * len(batches) if loop.steps is None else loop.steps
+    if stages[-1][0] >= total_steps:
+        raise ConfigError(
+            f"the stages of `loop.curriculum` must take less than the run's {total_steps} steps; got "
+            f"{stages[-1][0]}. The steps after them have the task's own length."
+        )
     optim = cut_warmup(config.optim, total_steps)
 
     # model and optimisers
@@ -220,75 +227,71 @@ def _fit(
         Interrupt(reporter.stop) as interrupt,
         metrics_log as log,
     ):
-        for epoch in itertools.count(step // len(batches)):
-            if ended():
+        for batch in itertools.islice(staged(stages, step), 0 if ended() else None):
+            factor = schedule_factor(step, optim, total_steps)
+            set_learning_rate(optimizers, factor)
+            do_step(*batch)
+            step += 1
+            reporter.step(step)
+
+            place = {"step": step, "epoch": round(step / len(batches), 4)}
+            scores: dict[str, Any] = {}
+            if step == total_steps or step % loop.eval_every == 0:
+                # keep="best" always compares the same batches; keep="last" scores its last step on all
+                whole = step == total_steps and loop.keep == "last"
+                with clock.paused(), reporter.evaluating():
+                    scores = score(task.split("validation"), batches=None if whole else loop.eval_batches)
+                    if loop.keep == "best" and scores["loss"] < best_loss:
+                        best_loss, best_step = scores["loss"], step
+                        about = {"step": step, "loss": best_loss, **described}
+                        first(fabric, save_best, folder, gather_weights(fabric, model, about))
+
+            last = ended()
+            logs = last or step % loop.log_every == 0
+            asks = logs or fabric.world_size == 1 or step % ASK_EVERY == 0
+            stop = asks and any_process(fabric, interrupt.requested)
+            writes = last or stop or step % loop.checkpoint_every == 0
+            if logs or writes:
+                _check_finite(window, step)
+
+            if logs:
+                loss, accuracy, grad_norm = (window[:3] / window[3]).tolist()
+                window.zero_()
+                rates.append(clock.lap(step))
+                right = {"accuracy": accuracy} if task.objective == "classification" else {}
+                metrics = {"loss": loss, **right, "grad_norm": grad_norm}
+                tokens_per_second = rates[-1] * loop.batch_size * _steps(task, batch)
+                speed = {"steps_per_second": rates[-1], "tokens_per_second": tokens_per_second}
+                record = {
+                    **place,
+                    "split": "train",
+                    **metrics,
+                    "lr": factor * config.optim.lr,
+                    **speed,
+                    "seconds": clock.seconds,
+                }
+                first(fabric, MetricsLog.append, log, record)
+                reporter.log(step, loss=loss, accuracy=right.get("accuracy"), steps_per_second=rates[-1])
+
+            if scores:
+                metrics = {name: scores[name] for name in ("loss", "accuracy") if name in scores}
+                record = {**place, "split": "validation", **metrics, "seconds": clock.seconds}
+                first(fabric, MetricsLog.append, log, record)
+
+            if writes:
+                with clock.paused():
+                    position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
+                    about = {"step": step, **position, "seconds": clock.seconds, **described}
+                    state = gather_state(fabric, model, optimizers, window, about)
+                    first(fabric, save_checkpoint, folder, state)
+
+            if stop and not last:
+                raise InterruptedRunError(
+                    f"stopped at step {step} of {total_steps}; "
+                    f"continue with: {' '.join(program())} train --resume {folder}"
+                )
+            if last:
                 break
-            start = step % len(batches)
-            for batch in itertools.islice(batches.epoch(epoch, start=start), total_steps - step):
-                factor = schedule_factor(step, optim, total_steps)
-                set_learning_rate(optimizers, factor)
-                do_step(*batch)
-                step += 1
-                reporter.step(step)
-
-                place = {"step": step, "epoch": round(step / len(batches), 4)}
-                scores: dict[str, Any] = {}
-                if step == total_steps or step % loop.eval_every == 0:
-                    # keep="best" always compares the same batches; keep="last" scores its last step on all
-                    whole = step == total_steps and loop.keep == "last"
-                    with clock.paused(), reporter.evaluating():
-                        scores = score(task.split("validation"), batches=None if whole else loop.eval_batches)
-                        if loop.keep == "best" and scores["loss"] < best_loss:
-                            best_loss, best_step = scores["loss"], step
-                            about = {"step": step, "loss": best_loss, **described}
-                            first(fabric, save_best, folder, gather_weights(fabric, model, about))
-
-                last = ended()
-                logs = last or step % loop.log_every == 0
-                asks = logs or fabric.world_size == 1 or step % ASK_EVERY == 0
-                stop = asks and any_process(fabric, interrupt.requested)
-                writes = last or stop or step % loop.checkpoint_every == 0
-                if logs or writes:
-                    _check_finite(window, step)
-
-                if logs:
-                    loss, accuracy, grad_norm = (window[:3] / window[3]).tolist()
-                    window.zero_()
-                    rates.append(clock.lap(step))
-                    right = {"accuracy": accuracy} if task.objective == "classification" else {}
-                    metrics = {"loss": loss, **right, "grad_norm": grad_norm}
-                    tokens_per_second = rates[-1] * loop.batch_size * _steps(task, batch)
-                    speed = {"steps_per_second": rates[-1], "tokens_per_second": tokens_per_second}
-                    record = {
-                        **place,
-                        "split": "train",
-                        **metrics,
-                        "lr": factor * config.optim.lr,
-                        **speed,
-                        "seconds": clock.seconds,
-                    }
-                    first(fabric, MetricsLog.append, log, record)
-                    reporter.log(step, loss=loss, accuracy=right.get("accuracy"), steps_per_second=rates[-1])
-
-                if scores:
-                    metrics = {name: scores[name] for name in ("loss", "accuracy") if name in scores}
-                    record = {**place, "split": "validation", **metrics, "seconds": clock.seconds}
-                    first(fabric, MetricsLog.append, log, record)
-
-                if writes:
-                    with clock.paused():
-                        position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
-                        about = {"step": step, **position, "seconds": clock.seconds, **described}
-                        state = gather_state(fabric, model, optimizers, window, about)
-                        first(fabric, save_checkpoint, folder, state)
-
-                if stop and not last:
-                    raise InterruptedRunError(
-                        f"stopped at step {step} of {total_steps}; "
-                        f"continue with: {' '.join(program())} train --resume {folder}"
-                    )
-                if last:
-                    break
 
         best = first_ahead(fabric, load_best, folder) if best_step else None
         if best is not None:
@@ -309,6 +312,29 @@ def _fit(
     about = {"recipe": config.name, "seed": loop.seed, **described}
     first(fabric, write_json, folder / RESULT, {**dataclasses.asdict(result), **about})
     return result
+
+
+def _stages(
+    task: Task, curriculum: tuple[tuple[int, int], ...], make_batches: Callable[[Source], Batches]
+) -> list[tuple[int, Batches]]:
+    """Return the first step and the batches of each stage; the last stage has the task's own length."""
+    stages, first = [], 0
+    for steps, length in curriculum:
+        if not isinstance(task, ResizableTask):
+            raise ConfigError(
+                f"`loop.curriculum` needs a task of any length; {type(task).__name__} has one length. Leave "
+                "--loop.curriculum out."
+            )
+        resized = task.at_length(length)
+        sizes = [(each.vocab_size, each.n_outputs) for each in (resized, task)]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(
+                f"a length in `loop.curriculum` must not change the task's {sizes[1][0]} tokens and "
+                f"{sizes[1][1]} outputs; length {length} has {sizes[0][0]} and {sizes[0][1]}."
+            )
+        stages.append((first, make_batches(resized.split("train"))))
+        first += steps
+    return [*stages, (first, make_batches(task.split("train")))]
 
 
 def _probes(

@@ -223,8 +223,8 @@ class CapturedStep:
     """A training step that is captured as a CUDA graph and replayed: a single launch instead of hundreds.
 
     The first calls run the step eagerly, so that kernels are compiled and tuned and the optimiser's state is
-    created; the next call captures the graph. At every call, the arguments must have the same shapes, with
-    None in the same places. The step must return None and update its state in place.
+    created; the next call captures the graph. Arguments of other shapes start again from eager calls. None
+    must always stand in the same places. The step must return None and update its state in place.
 
     Args:
         step: a function of tensors on a CUDA device.
@@ -232,13 +232,16 @@ class CapturedStep:
 
     def __init__(self, step: Callable[..., None]) -> None:
         self._step = step
-        self._calls = 0
         self._stream = torch.cuda.Stream()
-        self._graph = torch.cuda.CUDAGraph()
+        self._shapes: list[tuple[int, ...] | None] = []
         self._arguments: tuple[Tensor | None, ...] = ()
 
     def __call__(self, *arguments: Tensor | None) -> None:
         """Run the step once."""
+        shapes = [None if argument is None else tuple(argument.shape) for argument in arguments]
+        if shapes != self._shapes:
+            self._shapes, self._calls, self._arguments = shapes, 0, ()
+            self._graph = torch.cuda.CUDAGraph()
         self._calls += 1
         if self._calls <= EAGER_STEPS:
             # on the capture stream, because autograd remembers the stream on which its nodes were created
