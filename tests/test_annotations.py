@@ -17,7 +17,7 @@ with install_import_hook("linrec", "beartype.beartype"):
     from linrec import mixers, models, nn, ops
     from linrec.testing import (
         delta_rule_inputs, diagonal_ssm_inputs, dplr_ssm_inputs, gate_loop_inputs, long_conv_inputs,
-        reset_mask, scan_inputs, selective_scan_inputs, short_conv_inputs
+        nonlinear_scan_inputs, reset_mask, scan_inputs, selective_scan_inputs, short_conv_inputs
     )
 
 reset = reset_mask(2, 9)
@@ -29,6 +29,7 @@ for is_complex in (True, False):
     ops.diagonal_ssm(**inputs, reset=reset)
     ops.vandermonde_kernel(inputs["a"], inputs["state"], 9)
     ops.discretize_diagonal(-inputs["a"].abs(), inputs["b"], torch.rand(3, 1))
+ops.nonlinear_scan(**nonlinear_scan_inputs(2, 9, 3), reset=reset, mode="newton")
 ops.dplr_ssm(**dplr_ssm_inputs(2, 9, 3, 4), reset=reset)
 pairs = torch.randn(3, 4, dtype=torch.complex64)
 ops.cauchy_kernel(pairs - 9, pairs[..., None], pairs, pairs, torch.ones(3), 9)

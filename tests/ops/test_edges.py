@@ -53,6 +53,7 @@ OPERATORS: dict[str, tuple[Maker, Sizes]] = {
     "diagonal_ssm": (functools.partial(testing.diagonal_ssm_inputs, states=4), CHANNELS),
     "dense_ssm": (functools.partial(testing.dense_ssm_inputs, states=4), CHANNELS | {"outputs": 3}),
     "dplr_ssm": (functools.partial(testing.dplr_ssm_inputs, states=4, rank=1), CHANNELS),
+    "nonlinear_scan": (testing.nonlinear_scan_inputs, CHANNELS),
     "gate_loop_attention": (functools.partial(gated_inputs, log_decay="bth", phase="bth"), HEADS),
     "softmax_attention": (attention_inputs, HEADS),
     "laplace_attention": (attention_inputs, HEADS),
@@ -150,7 +151,7 @@ def arguments(name: str) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     make, sizes = OPERATORS[name]
     given = make(**sizes) | {"reset": testing.reset_mask(sizes["batch"], sizes["time"])}
     for argument, x in given.items():
-        if x is not None:
+        if leaves(x):
             yield given, argument, x
 
 

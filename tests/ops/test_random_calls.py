@@ -29,6 +29,7 @@ from linrec.testing import (
     gate_loop_inputs,
     generator,
     long_conv_inputs,
+    nonlinear_scan_inputs,
     scan_inputs,
     selective_scan_inputs,
     short_conv_inputs,
@@ -173,6 +174,12 @@ def short_conv_call(draw: Draw) -> Call:
     return short_conv_inputs(*shape, dtype=draw(REAL), seed=draw(SEEDS)), {"silu": draw(st.booleans())}
 
 
+def nonlinear_scan_call(draw: Draw) -> Call:
+    shape = draw(FEW), draw(TIMES), draw(FEW)
+    inputs = nonlinear_scan_inputs(*shape, pairs=draw(st.booleans()), dtype=draw(REAL), seed=draw(SEEDS))
+    return inputs, {"cell": inputs.pop("cell")}
+
+
 CALLS: dict[str, Callable[[Draw], Call]] = {
     "scan": scan_call,
     "gate_loop": gate_loop_call,
@@ -187,6 +194,7 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
     "dplr_ssm": dplr_ssm_call,
     "long_conv": long_conv_call,
     "short_conv": short_conv_call,
+    "nonlinear_scan": nonlinear_scan_call,
 }
 
 

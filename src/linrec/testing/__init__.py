@@ -47,6 +47,7 @@ from linrec.testing.system_inputs import (
     diagonal_ssm_inputs,
     dplr_ssm_inputs,
     long_conv_inputs,
+    nonlinear_scan_inputs,
     short_conv_inputs,
 )
 from linrec.testing.tolerances import assert_agree, tolerance
@@ -79,6 +80,7 @@ __all__ = [
     "generator",
     "long_conv_inputs",
     "map_tree",
+    "nonlinear_scan_inputs",
     "reset_mask",
     "scan_inputs",
     "selective_scan_inputs",

@@ -1,4 +1,6 @@
-"""Test inputs for time-invariant operators: convolutions and state-space models."""
+"""Test inputs for convolutions, state-space models and nonlinear recurrences."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ __all__ = [
     "diagonal_ssm_inputs",
     "dplr_ssm_inputs",
     "long_conv_inputs",
+    "nonlinear_scan_inputs",
     "short_conv_inputs",
 ]
 
@@ -215,3 +218,44 @@ def dplr_ssm_inputs(
     }
     u = normal((batch, time, channels), random, dtype).to(device, dtype)
     return {"u": u} | {name: tensor.to(device, wide) for name, tensor in inputs.items()}
+
+
+def nonlinear_scan_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    *,
+    pairs: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Return cell, x, parameters and state for `linrec.ops.nonlinear_scan`.
+
+    The cell contracts, so that Newton's iterations converge.
+
+    Args:
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels c.
+        pairs: whether the state is (b, c, 2), pairs that do not see each other, instead of (b, c).
+        dtype: dtype of x; the parameter and the state have the accumulation dtype.
+        seed: random seed.
+        device: device of the tensors.
+
+    Example:
+        >>> inputs = nonlinear_scan_inputs(2, 5, 3)
+        >>> [tuple(inputs[name].shape) for name in ("x", "parameters", "state")]
+        [(2, 5, 3), (3, 3), (2, 3)]
+    """
+    random, wide = generator(seed), accumulation(dtype)
+    of_step = (channels, 2) if pairs else (channels,)
+    x = normal((batch, time, *of_step), random, dtype)
+    W = 0.7 * torch.linalg.qr(normal((of_step[-1], of_step[-1]), random, torch.float64)).Q
+    state = normal((batch, *of_step), random, dtype)
+    tensors = {"x": x.to(device, dtype), "parameters": W.to(device, wide), "state": state.to(device, wide)}
+    return {"cell": _cell, **tensors}
+
+
+def _cell(h: Tensor, x: Tensor, W: Tensor) -> Tensor:
+    return torch.tanh(x + h @ W.mT) - 0.2 * h.flip(-1)

@@ -24,6 +24,7 @@ from torch import Tensor
 from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
 from linrec.ops.core.checks import check_reset, check_state, check_tensors, tensor_fields
 from linrec.ops.core.precision import widened, without_autocast
+from linrec.trees import leaves
 
 Result = tuple[Any, Any]
 Space = tuple[Sequence[int], torch.dtype]
@@ -152,7 +153,7 @@ class Operator:
 
 def zeros_of(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
     """Return zeros that depend on all tensors among the inputs, so that each of them gets a gradient."""
-    tensors = [x for x in inputs if isinstance(x, Tensor) and x.dtype != torch.bool]
+    tensors = [x for x in leaves(inputs) if x.dtype != torch.bool]
     zeros = torch.zeros(shape, dtype=dtype, device=tensors[0].device)
     for x in tensors:
         zeros = zeros + x.flatten()[:0].sum().real.to(dtype)

@@ -1,7 +1,8 @@
 """Checks of arguments. An error names the argument, the expected value, the actual value and a cure."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, get_args, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -24,8 +25,10 @@ def tensor_fields(kind: type) -> list[Field]:
     for place, (name, hint) in enumerate(get_type_hints(kind).items()):
         if name == "state" and hint is State:
             hint = Tensor | None
-        if hint is Tensor or Tensor in get_args(hint):
-            others = tuple(other for other in get_args(hint) if other is not Tensor)
+        # a tuple of tensors is checked one by one; the arguments of other types are no alternatives
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType, tuple) else (hint,)
+        if Tensor in kinds:
+            others = tuple(other for other in kinds if other not in (Tensor, ...))
             fields.append((place, name, (*others, int) if float in others else others))
     return sorted(fields, key=lambda field: len(field[2]))
 
@@ -43,8 +46,7 @@ def check_tensors(
     """
     first = getattr(inputs, sequence) if beside is None else beside
     home = first.device if isinstance(first, Tensor) else None
-    for place, name, others in fields:
-        x = inputs[place]
+    for name, x, others in _each(inputs, fields):
         if not isinstance(x, Tensor):
             if isinstance(x, others):
                 continue
@@ -62,6 +64,14 @@ def check_tensors(
                 f"Move it with .to({device!r})."
             )
     return first
+
+
+def _each(inputs: Any, fields: Sequence[Field]) -> Iterator[tuple[str, Any, tuple[type, ...]]]:
+    """Yield the name, the value and the other types of each tensor, those of a tuple one by one."""
+    for place, name, others in fields:
+        value = inputs[place]
+        for x in value if type(value) is tuple else (value,):
+            yield name, x, others
 
 
 def check_reset(reset: Tensor | None, sequence: Tensor) -> None:

@@ -1,0 +1,174 @@
+"""The nonlinear recurrence h_t = cell(h_{t-1}, x_t), step by step or in parallel by Newton's method."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from linrec.ops.core.backends import Backend, never
+from linrec.ops.core.call import Operator, Space, documented
+from linrec.ops.core.checks import check_dtype, check_supported
+from linrec.ops.core.precision import accumulation
+from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
+from linrec.ops.nonlinear_scan.newton import newton
+from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
+from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, recurrent
+from linrec.rules import at_least, choice, positive, require
+
+__all__ = ["OPERATOR", "Convergence", "ConvergenceError", "nonlinear_scan"]
+
+
+def _canonical(given: NonlinearScan) -> NonlinearScan:
+    """Check the arguments."""
+    x = given.x
+    require(x.ndim >= 3, f"`x` must have shape (b, t, ..), at least 3 axes; got {tuple(x.shape)}.")
+    wide = accumulation(check_supported("x", x))
+    for parameter in given.parameters:
+        if parameter.is_floating_point():
+            check_dtype("parameters", parameter, (x.dtype, wide), " beside this `x`")
+    if given.state is not None:
+        require(
+            given.state.ndim >= 2 and len(given.state) == len(x),
+            f"`state` must have shape (b, .., n) with b = {len(x)}; got {tuple(given.state.shape)}.",
+        )
+    shape = _steps(given)
+    require(
+        given.guess is None or given.guess.shape == shape,
+        f"`guess` must have the shape of y, {shape}; got "
+        f"{None if given.guess is None else tuple(given.guess.shape)}. Pass the y of an earlier call.",
+    )
+    positive(tolerance=given.tolerance, or_none=True)
+    positive(damping=given.damping)
+    at_least(1, max_iterations=given.max_iterations, or_none=True)
+    choice(("error", "recurrent"), otherwise=given.otherwise)
+    return given
+
+
+def _steps(given: NonlinearScan) -> tuple[int, ...]:
+    of_step = given.x if given.state is None else given.state[:, None]
+    return *given.x.shape[:2], *of_step.shape[2:]
+
+
+def _state(given: NonlinearScan) -> Space:
+    shape = _steps(given)
+    return (shape[0], *shape[2:]), accumulation(given.x.dtype)
+
+
+def _newton(mode: str, about: str) -> Backend:
+    # whether the iterations converge depends on values, so "auto" is the loop
+    return Backend(mode, "torch", newton(mode), about, auto=never)
+
+
+OPERATOR = Operator(
+    "nonlinear_scan",
+    NonlinearScan,
+    "x",
+    _canonical,
+    lambda given: (_steps(given), given.x.dtype),
+    "(b, .., n)",
+    _state,
+    (
+        Backend("recurrent", "torch", recurrent, "a loop over time"),
+        _newton("newton", "Newton's method with whole Jacobians over the last axis of the state (DEER)"),
+        _newton("quasi_newton", "Newton's method with diagonals (quasi-DEER)"),
+        _newton("damped", "quasi-Newton, near the last iteration: a Kalman smoother (quasi-ELK)"),
+        Backend(
+            "recurrent", "reference", nonlinear_scan_reference, "a loop over time: the oracle", auto=never
+        ),
+    ),
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
+def nonlinear_scan(
+    cell: Cell,
+    x: Float[Tensor, "b t *d"],
+    parameters: Tensor | tuple[Tensor, ...] | list[Tensor] = (),
+    *,
+    state: Float[Tensor, "b *n"] | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    guess: Float[Tensor, "b t *n"] | None = None,
+    diagonal: Cell | None = None,
+    tolerance: float | None = None,
+    max_iterations: int | None = None,
+    damping: float = 0.1,
+    otherwise: str = "error",
+    convergence: Convergence | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "b t *n"], Float[Tensor, "b *n"]]:
+    """Run a nonlinear recurrence over time.
+
+        h_t = cell(h_{t-1}, x_t, *parameters)    h_0 = state    y_t = h_t
+
+    {backends}
+
+    `"auto"` is the loop. The modes of Newton's method evaluate the cell at all steps at once, and each
+    iteration is a scan. They pay for long sequences if they need few iterations, as they do if the cell
+    contracts. All modes have the same result and the same gradients, of any order, to the tolerance.
+
+    The cell treats the entries of all axes but the last as independent, the batch included: entry i of
+    h_t[:, j] depends on h_{t-1}[:, j] alone. A state (b, n) has Jacobians (n, n), a state (b, m, 2) has m
+    Jacobians (2, 2). A Jacobian costs n evaluations of the cell in memory and time, so keep n small in
+    "newton".
+
+    A call with `torch.compile` runs `max_iterations` iterations. Rows that do not converge are NaN, and
+    `convergence` has the residual.
+
+    Args:
+        cell: function of h (b, .., n), x_t (b, ..) and the parameters, which returns the next h. It must be
+            differentiable and have no other tensors that need a gradient. Newton's method calls it with
+            b times t rows.
+        x: inputs (b, t, ..) in float32, float64, bfloat16 or float16; the cell gets the accumulation dtype.
+        parameters: tensors that all steps share, or one tensor.
+        state: h_0 (b, .., n); None means zeros in the shape of x_t.
+        reset: (b, t) bool; true at t starts step t from h = 0.
+        guess: where the iterations start, such as the y of the last training step; None means zeros.
+        diagonal: function of the cell's arguments that returns the diagonal of the Jacobian, in the shape of
+            h. It saves the n evaluations in "quasi_newton" and "damped". An approximation needs more
+            iterations, for the same result.
+        tolerance: largest |cell(h_{t-1}, x_t) - h_t| / (1 + |h_t|) of the result; None means 2e-6 in float32
+            and 1e-11 in float64.
+        max_iterations: None means 100, or 12 under `torch.compile`.
+        damping: weight of the distance to the last iteration in "damped".
+        otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
+        convergence: takes the number of iterations and the residual of the call.
+        mode: "auto", "recurrent", "newton", "quasi_newton" or "damped".
+        backend: "auto", "torch" or "reference".
+
+    Returns:
+        y (b, t, .., n) in the dtype of x, and h after the last step, in the accumulation dtype.
+
+    Raises:
+        TypeError: a dtype is not supported, or a parameter is not a tensor.
+        ValueError: shapes or devices do not match, a number is out of range, or (mode, backend) is unknown.
+        ConvergenceError: the iterations did not converge.
+
+    Source:
+        Lim and others, Parallelizing non-linear sequential models over the sequence length (DEER, 2023);
+        Gonzalez and others, Towards scalable and stable parallelization of nonlinear RNNs (ELK, 2024).
+
+    Example:
+        >>> import torch
+        >>> def elman(h, x, W):
+        ...     return torch.tanh(x + h @ W.T)
+        >>> x, W = torch.randn(2, 100, 8), 0.1 * torch.randn(8, 8)
+        >>> y, state = nonlinear_scan(elman, x, W)
+        >>> parallel, _ = nonlinear_scan(elman, x, W, mode="newton")
+        >>> bool((y - parallel).abs().max() < 1e-5)
+        True
+    """
+    given = NonlinearScan(
+        cell,
+        x,
+        tuple(parameters) if isinstance(parameters, (tuple, list)) else (parameters,),
+        state,
+        reset,
+        guess,
+        diagonal,
+        tolerance,
+        max_iterations,
+        damping,
+        otherwise,
+        convergence,
+    )
+    return OPERATOR(given, mode, backend)

@@ -1,0 +1,18 @@
+"""The nonlinear recurrence as a loop over time with gradients by autograd: the reference for tests."""
+
+import torch
+
+from linrec.ops.core.precision import wide
+from linrec.ops.nonlinear_scan.torch import NonlinearScan, Values
+
+
+def nonlinear_scan_reference(given: NonlinearScan) -> Values:
+    """Compute h_t = cell(h_{t-1}, x_t) step by step."""
+    h, hs = given.state, []
+    for t in range(given.x.shape[1]):
+        if given.reset is not None:
+            rows = zip(h, given.reset[:, t], strict=True)
+            h = torch.stack([torch.zeros_like(row) if cut else row for row, cut in rows])
+        h = given.cell(h, given.x[:, t], *map(wide, given.parameters))
+        hs.append(h)
+    return torch.stack(hs, 1), h

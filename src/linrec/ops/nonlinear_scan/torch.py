@@ -1,0 +1,67 @@
+"""The nonlinear recurrence as a loop over time in torch operations."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from linrec.ops.core.checks import State
+from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.core.precision import wide
+from linrec.ops.nonlinear_scan.convergence import Convergence
+
+Values = tuple[Tensor, Tensor]
+Cell = Callable[..., Tensor]
+
+
+class NonlinearScan(NamedTuple):
+    """Canonical inputs of the backends.
+
+    Attributes:
+        cell: returns h_t from h_{t-1}, x_t and the parameters.
+        x: (b, t, ..).
+        parameters: tensors that the cell shares over time.
+        state: h_0 (b, .., n).
+        reset: (b, t); true at steps that start from h = 0.
+        guess: (b, t, .., n), where Newton's iterations start; None for zeros.
+        diagonal: returns the diagonal of the Jacobian from the cell's arguments; None for automatic
+            differentiation.
+        tolerance: largest residual of a solution, relative to 1 + |h|; None for the default of the dtype.
+        max_iterations: limit of Newton's iterations; None for the default.
+        damping: lambda of the mode "damped".
+        otherwise: "error" or "recurrent", where the iterations do not converge.
+        convergence: takes the residual and the number of iterations; or None.
+    """
+
+    cell: Cell
+    x: Tensor
+    parameters: tuple[Tensor, ...]
+    state: State
+    reset: Tensor | None
+    guess: Tensor | None
+    diagonal: Cell | None
+    tolerance: float | None
+    max_iterations: int | None
+    damping: float
+    otherwise: str
+    convergence: Convergence | None
+
+
+def recurrent(given: NonlinearScan) -> Values:
+    """Compute h_t = cell(h_{t-1}, x_t) step by step, with gradients by autograd."""
+    parameters = tuple(map(wide, given.parameters))
+    return looped(given.cell, (given.x,), parameters, given.state, given.reset)
+
+
+def looped(cell: Cell, x: Tensors, parameters: Tensors, state: Tensor, reset: Tensor | None) -> Values:
+    """Return the states of all steps, and the last state; `cell` takes h, the tensors x_t and parameters."""
+
+    def step(states: Tensors, cut: Tensor | None, *now: Any) -> Step:
+        (h,) = states
+        if cut is not None:
+            h = h.masked_fill(cut.reshape(-1, *[1] * (h.dim() - 1)), 0)
+        h = cell(h, *now, *parameters)
+        return (h,), (h,)
+
+    (last,), (h,) = loop(step, (state,), [reset, *x])
+    return h, last

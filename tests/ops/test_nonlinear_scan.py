@@ -1,0 +1,186 @@
+"""nonlinear_scan: its iterations, their errors and reports; test_laws.py has the laws."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from linrec.ops import nonlinear_scan, scan
+from linrec.ops.nonlinear_scan import Convergence, ConvergenceError
+from linrec.ops.nonlinear_scan.linear import smoothed
+from linrec.testing import assert_agree, generator
+from tests.tiers import tiered
+
+NEWTON = ["newton", "quasi_newton", "damped"]
+
+
+def elman(h: Tensor, x: Tensor, W: Tensor) -> Tensor:
+    return torch.tanh(x + h @ W.T)
+
+
+def inputs(time: int, n: int = 4, *, gain: float = 0.7) -> tuple[Tensor, Tensor]:
+    random = generator(time)
+    x = torch.randn(2, time, n, generator=random, dtype=torch.float64)
+    return x, gain * torch.linalg.qr(torch.randn(n, n, generator=random, dtype=torch.float64)).Q
+
+
+def iterations(mode: str, *given: Tensor, **options: object) -> tuple[Tensor, int]:
+    convergence = Convergence()
+    y, _ = nonlinear_scan(*given, mode=mode, convergence=convergence, **options)
+    convergence.check()
+    return y, int(convergence.iterations)
+
+
+@pytest.mark.parametrize("mode", ["newton", "quasi_newton"])
+def test_a_linear_cell_takes_one_iteration(mode):
+    x, _ = inputs(40)
+    a = torch.linspace(0.1, 0.9, 4, dtype=torch.float64)
+    y, count = iterations(mode, lambda h, x, a: a * h + x, x, a)
+    assert_agree(y, scan(a, x)[0])
+    assert count == 1
+
+
+def test_whole_jacobians_take_fewer_iterations_than_diagonals():
+    x, W = inputs(200)
+    counts = [iterations(mode, elman, x, W)[1] for mode in NEWTON]
+    assert counts[0] < 10 < counts[1] <= counts[2] < 60
+
+
+@pytest.mark.parametrize("mode", NEWTON)
+def test_iterations_start_from_a_guess(mode):
+    x, W = inputs(100)
+    y, cold = iterations(mode, elman, x, W)
+    same, warm = iterations(mode, elman, x, W, guess=y)
+    assert_agree(same, y)
+    assert warm == 0 < cold
+    near = iterations(mode, elman, x, 1.001 * W, guess=y)[1]
+    assert near < iterations(mode, elman, x, 1.001 * W)[1]
+    # what is not finite is replaced
+    assert iterations(mode, elman, x, W, guess=torch.full_like(y, torch.nan))[1] == cold
+
+
+@pytest.mark.parametrize("mode", ["quasi_newton", "damped"])
+def test_a_diagonal_saves_the_jacobian_and_an_approximation_changes_nothing(mode):
+    x, W = inputs(60)
+    calls = []
+
+    def counted(h: Tensor, x: Tensor, W: Tensor) -> Tensor:
+        calls.append(torch._C._are_functorch_transforms_active())
+        return elman(h, x, W)
+
+    def diagonal(h: Tensor, x: Tensor, W: Tensor) -> Tensor:
+        return (1 - elman(h, x, W) ** 2) * W.diagonal()
+
+    expected, count = iterations(mode, elman, x, W)
+    y, same = iterations(mode, counted, x, W, diagonal=diagonal)
+    assert_agree(y, expected)
+    assert same == count and not any(calls)
+    assert_agree(iterations(mode, elman, x, W, diagonal=lambda h, x, W: torch.zeros_like(h))[0], expected)
+
+
+def test_a_smoother_is_the_least_squares_solution():
+    random = generator(3)
+    d, b, near = (torch.randn(1, 6, 1, generator=random, dtype=torch.float64) for _ in range(3))
+    state, damping = torch.randn(1, 1, generator=random, dtype=torch.float64), 0.3
+    d[0, 3] = 0
+    # the normal equations of |L h - c|^2 + damping |h - near|^2
+    L = torch.eye(6, dtype=torch.float64) - torch.diag(d[0, 1:, 0], -1)
+    c = b[0, :, 0].clone()
+    c[0] += d[0, 0, 0] * state[0, 0]
+    eye = damping * torch.eye(6, dtype=torch.float64)
+    expected = torch.linalg.solve(L.T @ L + eye, L.T @ c + damping * near[0, :, 0])
+    assert_agree(smoothed(d, b, state, near, damping)[0, :, 0], expected)
+
+
+@pytest.mark.parametrize("mode", tiered(NEWTON[:2], NEWTON[2:]))
+def test_second_derivatives(mode):
+    x, W = inputs(5, 2)
+    x, W = x.requires_grad_(), W.requires_grad_()
+    state = torch.full((2, 2), 0.3, dtype=torch.float64, requires_grad=True)
+    reset = torch.tensor([[False, False, True, False, False], [True, False, False, False, True]])
+
+    def of(x: Tensor, W: Tensor, state: Tensor) -> Tensor:
+        return nonlinear_scan(elman, x, W, state=state, reset=reset, mode=mode)[0]
+
+    assert torch.autograd.gradgradcheck(of, (x, W, state), atol=1e-4)
+
+
+def grows(h: Tensor, x: Tensor) -> Tensor:
+    """A cell that forgets nothing: changes grow threefold per step."""
+    return torch.sin(3 * h + x)
+
+
+@pytest.mark.parametrize("mode", NEWTON)
+def test_iterations_that_do_not_converge(mode):
+    x, _ = inputs(300, 1)
+    options = {"mode": mode, "max_iterations": 5}
+    with pytest.raises(ConvergenceError, match=r"after 5 iterations the residual is .* times the tolerance"):
+        nonlinear_scan(grows, x, **options)
+    x.requires_grad_()
+    y, _ = nonlinear_scan(grows, x, **options, otherwise="recurrent")
+    expected, _ = nonlinear_scan(grows, x)
+    assert_agree(y, expected)
+    # over few steps: gradients grow with y's
+    gradients = [torch.autograd.grad(z[:, :9].sum(), x)[0] for z in (y, expected)]
+    assert_agree(*gradients)
+
+
+def test_a_compiled_call_that_does_not_converge_is_nan_and_the_next_check_raises():
+    x, _ = inputs(40, 1)
+    x = torch.stack([x[0], torch.zeros_like(x[0])])
+    convergence = Convergence()
+
+    def run(x: Tensor, limit: int) -> Tensor:
+        return nonlinear_scan(grows, x, mode="newton", max_iterations=limit, convergence=convergence)[0]
+
+    y = torch.compile(run, backend="eager", fullgraph=True)(x, 2)
+    # the row of zeros is a solution from the start
+    assert y[0].isnan().all() and torch.equal(y[1], x[1])
+    assert convergence.residual > 1 and convergence.iterations == 2
+    with pytest.raises(ConvergenceError, match="after 2 iterations"):
+        run(x, 40)
+    run(x, 40)
+    convergence.check()
+
+
+@pytest.mark.parametrize("mode", NEWTON)
+def test_a_cell_that_overflows_starts_again(mode):
+    x = torch.zeros(1, 30, 1, dtype=torch.float64)
+    x[0, 0] = 1.5
+
+    def cubic(h: Tensor, x: Tensor) -> Tensor:
+        # Newton's steps from zero pass through states of up to 1e100
+        return 0.1 * h - 0.3 * h**3 + x
+
+    y, _ = nonlinear_scan(cubic, x, mode=mode, guess=torch.full_like(x, 1e120))
+    assert_agree(y, nonlinear_scan(cubic, x)[0])
+
+
+def test_weights_in_a_cell_get_no_gradient_from_newton():
+    x, W = inputs(5)
+    W.requires_grad_()
+    with pytest.raises(ValueError, match="`cell` must get all tensors that need a gradient as `parameters`"):
+        nonlinear_scan(lambda h, x: elman(h, x, W), x, mode="newton")
+    assert nonlinear_scan(lambda h, x: elman(h, x, W), x)[0].requires_grad
+    with torch.no_grad():
+        nonlinear_scan(lambda h, x: elman(h, x, W), x, mode="newton")
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"x": torch.zeros(2, 5)}, ValueError, r"`x` must have shape \(b, t, ..\), at least 3 axes"),
+        ({"parameters": (None,)}, TypeError, "`parameters` must be a tensor; got None"),
+        ({"parameters": torch.zeros(4, 4).bfloat16()}, TypeError, "`parameters` must be float64"),
+        ({"state": torch.zeros(3, 4)}, ValueError, r"`state` must have shape \(b, .., n\) with b = 2"),
+        ({"guess": torch.zeros(2, 5, 3)}, ValueError, r"`guess` must have the shape of y, \(2, 5, 4\)"),
+        ({"tolerance": 0.0}, ValueError, "`tolerance` must be positive"),
+        ({"damping": -1.0}, ValueError, "`damping` must be positive"),
+        ({"max_iterations": 0}, ValueError, "`max_iterations` must be at least 1"),
+        ({"otherwise": "loop"}, ValueError, "'recurrent'"),
+        ({"mode": "neton"}, ValueError, "did you mean 'newton'"),
+    ],
+)
+def test_errors(changed, error, message):
+    x, W = inputs(5)
+    with pytest.raises(error, match=message):
+        nonlinear_scan(**{"cell": elman, "x": x, "parameters": W} | changed)
