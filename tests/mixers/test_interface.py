@@ -62,6 +62,7 @@ def test_inputs_that_are_no_sequences_are_refused(name):
 # matrices that are not the weight of a linear layer
 OTHER_MATRICES = {
     "aft": {"position_q", "position_k"},
+    "block_state": {f"filters.{f}.C" for f in range(3)},
     "lru": {"C"},
     "s5": {"C"},
     "s5_hyena": {"systems.0.C", "systems.1.C"},

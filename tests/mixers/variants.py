@@ -84,6 +84,31 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "detach": "segment",
         },
     },
+    "block_state": {
+        "multi-filter": {"n_heads": 2, "segment_length": 4, "n_states": 3},
+        "multi-head": {"n_heads": 2, "segment_length": 3, "integration": "multi_head", "sliding": True},
+        "single head": {
+            "n_heads": 2,
+            "d_head": 3,
+            "segment_length": 4,
+            "integration": "single_head",
+            "positions": "none",
+            "context_norm": "none",
+        },
+        "heads before the block": {
+            "n_heads": 2,
+            "segment_length": 3,
+            "integration": "multi_head",
+            "n_states": 2,
+            "context_norm": "layer",
+        },
+        "filters of another model": {
+            "segment_length": 2,
+            "n_states": 2,
+            "ssm": "rg_lru",
+            "sliding": True,
+        },
+    },
     "compressive_transformer": {
         "paper": {"n_heads": 2, "segment_length": 4, "compression_rate": 2, "init_std": 0.3},
         "mean": {

@@ -28,6 +28,7 @@ REFUSED = {
     "aft": "aft",
     "attention": "softmax_attention",
     "block_recurrent": "block_recurrent",
+    "block_state": "block_state",
     "compressive_transformer": "compressive_transformer",
     "delta_net": "short_conv",
     "falcon_h1": "softmax_attention",
