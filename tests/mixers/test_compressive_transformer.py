@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -115,6 +117,112 @@ def test_parameters():
     assert sum(p.numel() for p in CompressiveTransformer(128, compression="max").parameters()) == (
         5 * 128**2 + 2 * 128
     )
+
+
+def sinusoid(distance, d):
+    angle = [distance * 10_000 ** (-2 * i / d) for i in range(d // 2)]
+    return torch.tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle], dtype=torch.float64)
+
+
+def by_steps(mixer, x, compress, begin=0):
+    """Outputs of one row from `begin` on, and its compressed steps; None is a step that does not exist."""
+    T, heads = mixer.segment_length, mixer.n_heads
+    q = mixer.q(x).unflatten(-1, (heads, -1))
+    d = q.shape[-1]
+    compressed, recent = [None] * mixer.compressed_length, [None] * mixer.memory_length
+    outputs = []
+    for first in range(0, len(x) - T + 1, T):
+        segment = [x[n] if n >= begin else None for n in range(first, first + T)]
+        joined = [*compressed, *recent, *segment]
+        usage = [0.0] * len(joined)
+        for n in range(max(begin, first), first + T):
+            query = len(joined) - T + n - first
+            seen = [j for j in range(query + 1) if joined[j] is not None]
+            keys = mixer.k(torch.stack([joined[j] for j in seen])).unflatten(-1, (heads, d))
+            values = mixer.v(torch.stack([joined[j] for j in seen])).unflatten(-1, (heads, d))
+            R = torch.stack([mixer.distance.r(sinusoid(query - j, x.shape[1])) for j in seen])
+            a = []
+            for i in range(heads):
+                content = keys[:, i] @ (q[n, i] + mixer.biases.u[i])
+                distance = R.unflatten(-1, (heads, d))[:, i] @ (q[n, i] + mixer.biases.v[i])
+                weights = ((content + distance) / math.sqrt(d)).softmax(0)
+                a.append(weights @ values[:, i])
+                for j, weight in zip(seen, weights.tolist(), strict=True):
+                    usage[j] += weight
+            outputs.append(mixer.out(torch.cat(a)))
+        both, used = [*recent, *segment], usage[mixer.compressed_length :]
+        compressed = [*compressed, *compress(both[:T], used[:T])][-mixer.compressed_length :]
+        recent = both[T:]
+    return torch.stack(outputs), compressed
+
+
+def most_used(rate):
+    def compress(old, usage):
+        exists = [n for n, step in enumerate(old) if step is not None]
+        best = sorted(sorted(exists, key=lambda n: -usage[n])[: len(old) // rate])
+        return [None] * (len(old) // rate - len(best)) + [old[n] for n in best]
+
+    return compress
+
+
+def dilated(mixer, rate, dilation):
+    taps = mixer.f.weight.unflatten(1, (rate, -1))
+
+    def compress(old, usage):
+        vectors = []
+        for last in range(rate - 1, len(old), rate):
+            places = [last - dilation * tap for tap in range(rate)][::-1]
+            steps = [old[n] if n >= 0 else None for n in places]
+            vector = mixer.f.bias + sum(
+                tap @ step for tap, step in zip(taps.unbind(1), steps, strict=True) if step is not None
+            )
+            vectors.append(None if old[last] is None else vector)
+        return vectors
+
+    return compress
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (6, 5), (6, 8), (6, 0)])
+@pytest.mark.parametrize("compression", ["most_used", "dilated", "dilated by 3"])
+def test_outputs_are_those_of_the_loop(sizes, compression):
+    name, dilation = ("dilated", 3) if compression == "dilated by 3" else (compression, 2)
+    T, M = sizes
+    arguments = {"segment_length": T, "memory_length": M, "compressed_length": 5}
+    mixer = build(compression=name, dilation=dilation, init_std=1.0, **arguments).requires_grad_(False)
+    x = 2 * torch.randn(1, 4 * T, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    compress = most_used(2) if name == "most_used" else dilated(mixer, 2, dilation)
+    reset = torch.zeros(1, 4 * T, dtype=torch.bool)
+    for begin in (0, 1, T, T + 3):
+        expected, compressed = by_steps(mixer, x[0], compress, begin)
+        reset[:] = False
+        reset[0, begin] = True
+        y, state = mixer(x, reset=reset)
+        assert_agree(y[0, begin:], expected)
+        last = state.memory.compressed
+        assert last.alive[0].tolist() == [vector is not None for vector in compressed]
+        kept = [vector for vector in compressed if vector is not None]
+        assert_agree(last.h[0][last.alive[0]], torch.stack(kept) if kept else x[0, :0])
+        pieces, end = [], None
+        for n in range(4 * T):
+            piece, end = mixer(x[:, n : n + 1], end, reset=reset[:, n : n + 1])
+            pieces.append(piece)
+        assert_agree(torch.cat(pieces, 1), y)
+        assert_agree(end, state)
+
+
+def test_a_dilation_of_one_step_is_the_convolution():
+    assert_agree(build(compression="dilated", dilation=1)(X)[0], build()(X)[0])
+
+
+def test_the_loss_trains_a_dilated_compression_and_most_used_has_none():
+    assert gradients(mixer := build(compression="dilated"), mixer(X)[0])["f.weight"].any()
+    mixer = build(compression="most_used", detach="never")
+    assert mixer.f is None
+    x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(mixer(x)[0][:, -1].sum(), x)
+    # steps 12 to 15 are the memory, and half of the earlier steps that two compressed pairs replaced remain
+    assert gradient[0].any(-1).tolist()[12:] == [True] * 6
+    assert int(gradient[0, :12].any(-1).sum()) == mixer.compressed_length
 
 
 def test_a_rate_that_does_not_divide_the_segment_is_refused():

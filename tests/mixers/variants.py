@@ -136,6 +136,22 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "detach": 2,
             "init_std": 0.3,
         },
+        "most used": {
+            "n_heads": 2,
+            "segment_length": 4,
+            "memory_length": 5,
+            "compression_rate": 2,
+            "compression": "most_used",
+            "detach": "never",
+            "init_std": 0.5,
+        },
+        "dilated": {
+            "segment_length": 4,
+            "compression_rate": 2,
+            "compression": "dilated",
+            "detach": "never",
+            "init_std": 0.3,
+        },
     },
     "decaying_fast_weights": {
         "paper": {},

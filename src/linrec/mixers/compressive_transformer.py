@@ -29,11 +29,12 @@ from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import check_options
+from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, choice, divisor, positive
 
 __all__ = ["CompressiveTransformer", "Memories"]
 
-Compression = Literal["conv", "mean", "max"]
+Compression = Literal["conv", "dilated", "mean", "max", "most_used"]
 
 # of the paper's models
 CHANNELS_PER_HEAD = 64
@@ -60,7 +61,16 @@ class CompressiveTransformer(SegmentMixer):
     loss scale. With the paper's `detach="segment"`, no other gradient reaches f.
 
     A vector of r steps of which some come before a reset is made of the other steps, with zeros in the place
-    of these. The paper's most-used and dilated compressions are left out.
+    of these.
+
+    "most_used" keeps T / r of the T steps that leave the memory, in their order: the steps to which the steps
+    of the segment attend the most, on average over steps and heads. Section 3.2 does not say over which steps
+    the average is. A segment's attention is computed a second time when the segment ends, so the state holds
+    no sums. No gradient passes through the choice.
+
+    "dilated" is a convolution of r taps, `dilation` steps apart, and stride r. The last tap is at the last of
+    each r steps, and there are zeros before the first of the T steps. Section 3.2 gives no width and no
+    dilation.
 
     Args:
         d_model: width of the sequence.
@@ -70,7 +80,9 @@ class CompressiveTransformer(SegmentMixer):
         memory_length: M, the steps of the memory; None is `segment_length`.
         compressed_length: C, the compressed vectors; None is M / r, rounded down, or 1.
         compression_rate: r, the steps of a compressed vector; it divides T.
-        compression: f, "conv" for a convolution of width and stride r, "mean" or "max".
+        compression: f, "conv" for a convolution of width and stride r, "dilated", "mean", "max" or
+            "most_used".
+        dilation: steps between two taps of "dilated"; 1 is "conv".
         loss_weight: factor on the loss of f; 0 omits the loss.
         detach: where gradients through the memory stop: "segment", the paper's, at every boundary; "never";
             or a number n, at every n-th boundary.
@@ -104,6 +116,7 @@ class CompressiveTransformer(SegmentMixer):
         compressed_length: int | None = None,
         compression_rate: int = 4,
         compression: Compression = "conv",
+        dilation: int = 2,
         loss_weight: float = 1.0,
         detach: Detach = "segment",
         dropout: float = 0.0,
@@ -113,7 +126,7 @@ class CompressiveTransformer(SegmentMixer):
         choice(Compression, compression=compression)
         check_options(None, dropout)
         check_detach(detach)
-        at_least(1, segment_length=segment_length)
+        at_least(1, segment_length=segment_length, dilation=dilation)
         at_least(0, memory_length=memory_length, compressed_length=compressed_length, or_none=True)
         divisor("segment_length", segment_length, compression_rate=compression_rate)
         at_least(0, loss_weight=loss_weight)
@@ -121,6 +134,7 @@ class CompressiveTransformer(SegmentMixer):
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         d_head = heads_of("d_model", d_model, self.n_heads)
         self.segment_length, self.rate, self.compression = segment_length, compression_rate, compression
+        self.dilation = dilation if compression == "dilated" else 1
         self.memory_length = segment_length if memory_length is None else memory_length
         compressed = max(1, self.memory_length // self.rate)
         self.compressed_length = compressed if compressed_length is None else compressed_length
@@ -132,7 +146,7 @@ class CompressiveTransformer(SegmentMixer):
         self.distance = DistanceScores(d_model, self.n_heads, d_head)
         self.biases = QueryBiases(self.n_heads, d_head, std=init_std)
         self.f: nn.Linear | None = None
-        if compression == "conv":
+        if compression in ("conv", "dilated"):
             # a convolution whose width is its stride: r steps side by side, times a matrix
             self.f = nn.Linear(self.rate * d_model, d_model)
         self.out = nn.Linear(d_model, d_model, bias=False)
@@ -166,15 +180,55 @@ class CompressiveTransformer(SegmentMixer):
     def write(self, memory: Memories, segment: Tensor, alive: Tensor) -> Memories:
         """Return m_{s+1} and c_{s+1}."""
         old, recent = memory.recent.evicting(segment, alive)
+        if self.compression == "most_used":
+            most = self.most_used(old, self.usage(memory, segment, alive))
+            return Memories(recent, memory.compressed.then(*most))
         kept = old.alive.unflatten(1, (-1, self.rate)).any(-1)
         return Memories(recent, memory.compressed.then(self.compressed(old.h), kept))
 
     def compressed(self, old: Float[Tensor, "b t d"]) -> Float[Tensor, "b n d"]:
-        """Return f(old): a vector for each r steps."""
-        steps = old.unflatten(1, (-1, self.rate))
+        """Return f(old): a vector for each r steps, unless f is "most_used"."""
+        span = (self.rate - 1) * (self.dilation - 1)
+        steps = functional.pad(old, (0, 0, span, 0)).unfold(1, self.rate + span, self.rate)
+        steps = steps[..., :: self.dilation].mT
         if self.f is not None:
             return self.f(steps.flatten(2)).to(old.dtype)
         return steps.mean(2) if self.compression == "mean" else steps.amax(2)
+
+    def most_used(self, old: PastSteps, usage: Float[Tensor, "b t"]) -> PastSteps:
+        """Return one of each r old steps, the steps of the largest usage, in their order."""
+        # steps from before a reset come last
+        usage = usage.masked_fill(~old.alive, -1)
+        place = usage.topk(usage.shape[1] // self.rate, 1).indices.sort(1).values
+        h = old.h.gather(1, place[..., None].expand(-1, -1, self.d_model))
+        return PastSteps(h, old.alive.gather(1, place))
+
+    def usage(
+        self, memory: Memories, h: Float[Tensor, "b t d"], alive: Bool[Tensor, "b t"]
+    ) -> Float[Tensor, "b t"]:
+        """Return the attention that a segment pays to each step that leaves the memory, summed over steps.
+
+        Args:
+            memory: the memory before the segment.
+            h: inputs of the segment.
+            alive: which of them are of the row's current sequence.
+        """
+        recent, compressed = memory
+        time, dtype = h.shape[1], self.state_dtype
+        joined = torch.cat([compressed.h, recent.h, h], 1)
+        with torch.no_grad(), without_autocast(h.device.type):
+            q, k = (y.unflatten(-1, (self.n_heads, -1)).to(dtype) for y in (self.q(h), self.k(joined)))
+            # values that make the output the weights of the oldest steps
+            oldest = slice(self.compressed_length, self.compressed_length + time)
+            one_hot = torch.eye(k.shape[1], dtype=dtype, device=h.device)[:, oldest]
+            values = one_hot[None, :, None].expand(len(h), -1, self.n_heads, -1)
+            # a step sees itself in any case: a softmax needs a key
+            own = torch.eye(time, dtype=torch.bool, device=h.device)
+            seen = (alive[:, None] | own).tril()
+            before = torch.cat([compressed.alive, recent.alive], 1)[:, None].expand(-1, time, -1)
+            visible = torch.cat([before, seen], -1)
+            weights = distance_attention(q, k, values, visible, self.distance, self.biases)
+        return torch.where(alive[..., None], weights.mean(2), 0).sum(1)
 
     def reconstruction_loss(
         self, h: Float[Tensor, "b t d"], old: PastSteps, rows: Bool[Tensor, "b t"]
