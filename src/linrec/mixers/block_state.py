@@ -1,15 +1,14 @@
 """Block-State Transformer (Fathi and others, 2023): blocks of attention that read a state-space model.
 
     C^f = SSM^f(E), f = 1 .. F
-    Y = [SA(Q; K, V) | CA(Q'; K_c, V_c)] W_o, Q, Q', K, V from E
-    K_c, V_c of head i, for a step n:
-    "single_head", F = 1         from norm(C^1_m), m <= n in the block of n
-    "multi_head", F = heads      from norm(C^i_m), m <= n in the block of n
-    "multi_filter", F = S        from norm(C^f_m) + P_f, f = 1 .. S, m the last step before the block of n
+    Y = [SA(Q; K, V) | CA(Q'; K_c, V_c)] W_o     Q, Q', K, V from E
+    K_c, V_c from norm(C^1_m), m <= n in the block of step n                   "single_head", F = 1
+    K_c, V_c of head i from norm(C^i_m), m <= n in the block of step n         "multi_head", F = heads
+    K_c, V_c from norm(C^f_m) + P_f, m the last step before the block of n     "multi_filter", F = S
 
 E are the inputs, cut into blocks of W steps, SSM^f state-space models over the whole sequence, SA causal
-attention in a block and CA cross-attention by heads, Q queries, K keys, V values, P position embeddings, Y
-the output, and | joins heads.
+attention in a block and CA cross-attention by heads. Q are queries, K keys, V values, P position embeddings,
+Y the output, and | joins heads.
 """
 
 from collections.abc import Iterator
@@ -38,14 +37,14 @@ __all__ = ["BlockState", "BlockStateState", "ContextMemory"]
 Integration = Literal["single_head", "multi_head", "multi_filter"]
 Positions = Literal["t5", "none"]
 
-# of the paper's models
+# of Block-Recurrent Transformer
 CHANNELS_PER_HEAD = 128
 # of the paper's listing
 FILTERS = 32
 
 
 class ContextMemory(NamedTuple):
-    """What the steps of a block see from before the block.
+    """Keys and values from before a block, which the steps of the block see.
 
     Attributes:
         kv: keys and values of the block before (b, W, 2, h, d_head); without `sliding`, of no steps.
@@ -83,14 +82,13 @@ class BlockState(Mixer):
     | multi-head (MH) | `integration="multi_head"` |
     | multi-filter (MF) | the defaults |
 
-    With one model for each head or for each of S vectors, neighbouring outputs of a model are alike, and
-    outputs of different models are not. A multi-filter step sees one output of each model, from before its
-    block, and a sequence starts with S learned vectors C_0 in their place. A single-head or multi-head step
-    sees the outputs of its own block up to itself, of which each depends on all steps before; with
-    `n_states`, it sees the last outputs before its block instead.
+    A multi-filter step sees the last output of each of S models before its block. A single-head or multi-head
+    step sees the outputs of its own block up to itself, of which each depends on all steps before. With
+    `n_states`, it sees the last S outputs before its block instead. Where a sequence has no step before the
+    block, S learned vectors C_0 stand for outputs.
 
-    The paper's state-space models are S4, and free filters as long as the sequence. C_0 and P are normal when
-    training starts. Scores are divided by sqrt(d_head).
+    The listings compute the models as convolutions with long filters. Here they are recurrences, S5 unless
+    `ssm` names another mixer. C_0 and P are normal when training starts. Scores are divided by sqrt(d_head).
 
     Args:
         d_model: width of the sequence.
@@ -266,7 +264,7 @@ class BlockState(Mixer):
     def _write(
         self, contexts: Iterator[Tensor], memory: ContextMemory, segment: Tensor, alive: Tensor
     ) -> ContextMemory:
-        """Return what the next block sees."""
+        """Return the `ContextMemory` of the next block."""
         W = self.segment_length
         before, last = slice(0 if self.sliding else W, W), slice(W - (self.n_states or 0), W)
         context, shown = segment[:, last, 2:], alive[:, last]
@@ -277,7 +275,7 @@ class BlockState(Mixer):
         return ContextMemory(*(part.clone() for part in parts))
 
     def _empty(self, batch: int, device: torch.device | str | None) -> tuple[ContextMemory, Tensor]:
-        """Return what the first block sees, and no keys and values."""
+        """Return the `ContextMemory` of the first block, and no keys and values."""
         parts, sizes = (2 if self.by_filters else 4), (self.n_heads, self.d_head)
         segment = torch.zeros(batch, 0, parts, *sizes, **output_kwargs(self.k, device))
         before = self.segment_length if self.sliding else 0
