@@ -74,7 +74,8 @@ class BlockStateState(NamedTuple):
 class BlockState(Mixer):
     """Y = [SA(Q; K, V) | CA(Q'; K_c, V_c)] W_o, with K_c and V_c from state-space models of all steps before.
 
-    The state-space models run over the whole sequence at once, so no block waits for the block before.
+    The state-space models run over the whole sequence at once. No block of attention depends on the outputs
+    of another block, but the driver of segments runs them one after another.
 
     | the paper's layer | arguments |
     |---|---|
