@@ -210,6 +210,15 @@ def test_outputs_are_those_of_the_loop(sizes, compression):
         assert_agree(end, state)
 
 
+def test_steps_from_before_a_reset_do_not_change_the_usage():
+    mixer = build(compression="most_used", memory_length=0, segment_length=6)
+    memory, _ = mixer.start(1, None)
+    alive = torch.tensor([[False, False, True, True, True, True]])
+    h = X[:1, :6].masked_fill(~alive[..., None], 0)
+    usage = mixer.usage(memory, h, alive)
+    assert_agree(usage[:, 2:], mixer.usage(memory, h[:, 2:], alive[:, 2:]))
+
+
 def test_a_dilation_of_one_step_is_the_convolution():
     assert_agree(build(compression="dilated", dilation=1)(X)[0], build()(X)[0])
 

@@ -222,13 +222,13 @@ class CompressiveTransformer(SegmentMixer):
             oldest = slice(self.compressed_length, self.compressed_length + time)
             one_hot = torch.eye(k.shape[1], dtype=dtype, device=h.device)[:, oldest]
             values = one_hot[None, :, None].expand(len(h), -1, self.n_heads, -1)
-            # a step sees itself in any case: a softmax needs a key
+            # a step from before a reset sees itself, which is not counted: a softmax needs a key
             own = torch.eye(time, dtype=torch.bool, device=h.device)
             seen = (alive[:, None] | own).tril()
             before = torch.cat([compressed.alive, recent.alive], 1)[:, None].expand(-1, time, -1)
             visible = torch.cat([before, seen], -1)
             weights = distance_attention(q, k, values, visible, self.distance, self.biases)
-        return torch.where(alive[..., None], weights.mean(2), 0).sum(1)
+        return weights.mean(2).sum(1)
 
     def reconstruction_loss(
         self, h: Float[Tensor, "b t d"], old: PastSteps, rows: Bool[Tensor, "b t"]
