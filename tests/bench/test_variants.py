@@ -140,6 +140,7 @@ def test_a_memory_stands_after_the_mixers():
     [
         ("gla@recurent_memory", "did you mean 'recurrent_memory'"),
         ("gla@recurrent_memory(tokens=2)", "argument of memory 'recurrent_memory' called 'tokens'"),
+        ("gla@enhanced_recurrence(n_tokens=2)", "'enhanced_recurrence' called 'n_tokens'"),
         ("gla@recurrent_memory(2)", "arguments of memory 'recurrent_memory' must be named"),
         ("gla@recurrent_memory(n_tokens=0)", "`n_tokens` must be at least 1; got 0"),
     ],

@@ -147,7 +147,8 @@ def _memory_parameters(kind: str) -> dict[str, inspect.Parameter]:
     if kind not in kinds:
         raise unknown("memory", kind, kinds)
     parameters = inspect.signature(MemoryConfig).parameters
-    return {name: parameter for name, parameter in parameters.items() if name != "kind"}
+    mine = MemoryConfig.fields_of(kind) - {"kind"}
+    return {name: parameter for name, parameter in parameters.items() if name in mine}
 
 
 def _value(of: str, argument: ast.keyword) -> Any:

@@ -14,9 +14,9 @@ from linrec.mixers import Mixer
 from linrec.models import (
     LanguageModel,
     ModelConfig,
-    RecurrentMemory,
     SequenceClassifier,
     SequenceClassifierConfig,
+    StackMemory,
 )
 
 __all__ = ["Sizes", "equally_many", "sizes", "with_parameters"]
@@ -65,7 +65,7 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
-        sum(module.state_size for module in model.modules() if isinstance(module, (Mixer, RecurrentMemory))),
+        sum(module.state_size for module in model.modules() if isinstance(module, (Mixer, StackMemory))),
         sum(mixer.state_size for mixer in mixers if _starts_empty(mixer)),
     )
 

@@ -3,6 +3,7 @@
 from linrec.models.bidirectional import Bidirectional
 from linrec.models.block import Block
 from linrec.models.config import MemoryConfig, ModelConfig, StackConfig
+from linrec.models.enhanced_recurrence import EnhancedRecurrence
 from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfig
 from linrec.models.image_scan import ImageScan
 from linrec.models.initial_state import InitialState
@@ -12,11 +13,13 @@ from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.s4nd import S4ND
 from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.stack import build_mixer, make_blocks
+from linrec.models.stack_memory import StackMemory
 
 __all__ = [
     "S4ND",
     "Bidirectional",
     "Block",
+    "EnhancedRecurrence",
     "ImageClassifier",
     "ImageClassifierConfig",
     "ImageScan",
@@ -28,6 +31,7 @@ __all__ = [
     "SequenceClassifier",
     "SequenceClassifierConfig",
     "StackConfig",
+    "StackMemory",
     "build_mixer",
     "image_preset",
     "image_preset_names",

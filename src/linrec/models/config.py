@@ -1,14 +1,14 @@
 """Configurations of models."""
 
 import functools
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
 
 from linrec.models.block import NormPosition
 from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
 from linrec.nn.segments import Detach, check_detach
-from linrec.rules import at_least, choice
+from linrec.rules import at_least, choice, require
 
 __all__ = ["MemoryConfig", "ModelConfig", "StackConfig"]
 
@@ -116,13 +116,25 @@ def at_least_one(name: str, number: int) -> None:
         raise ValueError(f"`{name}` must be at least 1; got {number}.")
 
 
+MemoryKind: TypeAlias = Literal["none", "recurrent_memory", "enhanced_recurrence"]
+
+# arguments of a memory beside the length of its segments
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "recurrent_memory": ("n_tokens", "form", "detach"),
+    "enhanced_recurrence": (),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """Configuration of a memory that passes from segment to segment across a whole stack.
 
     Args:
-        kind: "none", or "recurrent_memory" for the tokens of Recurrent Memory Transformer.
-        segment_length: steps of a segment, without memory tokens.
+        kind: "none"; "recurrent_memory", the tokens of Recurrent Memory Transformer; or
+            "enhanced_recurrence", ERNIE-Doc's memories of `transformer_xl` mixers, which hold outputs of the
+            blocks. With "enhanced_recurrence", lengths and `detach` of the memories are the mixers' own.
+        segment_length: steps of a segment, without memory tokens; with "enhanced_recurrence" the mixers'
+            `segment_length`.
         n_tokens: memory tokens.
         form: "decoder", whose stack is causal and reads the memory tokens before and after a segment; or
             "encoder", whose stack sees the whole segment and the memory tokens before it.
@@ -130,24 +142,37 @@ class MemoryConfig:
             at every n-th boundary.
 
     Raises:
-        ValueError: an unknown name, or a number out of range.
+        ValueError: an unknown name, a number out of range, or an argument that `kind` does not have.
 
     Example:
         >>> MemoryConfig(kind="recurrent_memory", segment_length=150).n_tokens
         10
     """
 
-    kind: Literal["none", "recurrent_memory"] = "none"
+    kind: MemoryKind = "none"
     segment_length: int = 512
     n_tokens: int = 10
     form: Literal["decoder", "encoder"] = "decoder"
     detach: Detach = "never"
 
     def __post_init__(self) -> None:
-        choice(("none", "recurrent_memory"), kind=self.kind)
+        choice(MemoryKind, kind=self.kind)
         choice(("decoder", "encoder"), form=self.form)
         at_least(1, segment_length=self.segment_length, n_tokens=self.n_tokens)
         check_detach(self.detach)
+        unused = [] if self.kind == "none" else self.fields_of("none") - self.fields_of(self.kind)
+        for argument in fields(self):
+            require(
+                argument.name not in unused or getattr(self, argument.name) == argument.default,
+                f"`memory.{argument.name}` must be {argument.default!r} with `memory.kind` = {self.kind!r}; "
+                f"got {getattr(self, argument.name)!r}. The memory does not have this argument.",
+            )
+
+    @classmethod
+    def fields_of(cls, kind: str) -> set[str]:
+        """Return the names of the arguments that a kind of memory has; for "none", of all kinds."""
+        names = {argument.name for argument in fields(cls)}
+        return names if kind == "none" else names & {"kind", "segment_length", *ARGUMENTS[kind]}
 
 
 @dataclass(frozen=True)

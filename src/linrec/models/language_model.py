@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
+from linrec.models.enhanced_recurrence import EnhancedRecurrence
 from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.stack import make_blocks
+from linrec.models.stack_memory import Stack, StackMemory
 from linrec.nn.embedding import Embedding
 from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
@@ -31,7 +33,7 @@ class LanguageModel(nn.Module):
     not, unless `config.head_bias` overrides it.
 
     With `config.memory`, the blocks and the norm run segment by segment, with a memory between the segments;
-    see `RecurrentMemory`. The state is then a `SegmentState`, whose `segment` has one entry per layer.
+    see `MemoryConfig`. The state is then a `SegmentState`.
 
     Args:
         config: the model's configuration; see `ModelConfig`. `config.mixer` names the time mixer of every
@@ -80,11 +82,7 @@ class LanguageModel(nn.Module):
         if config.tie_embeddings:
             nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.d_model))
             self.head.weight = self.embedding.weight
-        self.memory: RecurrentMemory | None = None
-        if config.memory.kind != "none":
-            self._check_form()
-            std = self.embedding.weight.detach().std()
-            self.memory = RecurrentMemory(config.memory, config.d_model, std=std)
+        self.memory = self._make_memory()
 
     def forward(
         self,
@@ -149,8 +147,7 @@ class LanguageModel(nn.Module):
             return self._stack(x, state, reset, keep_state=keep_state)
         if state is None:
             state = self.init_state(len(x), device=x.device)
-        start = partial(self._first_states, device=x.device)
-        x, state = self.memory(x, state, reset, run=self._stack, start=start)
+        x, state = self.memory(x, state, reset, stack=self._as_stack(x.device))
         return x, state if keep_state else (None,) * len(self.blocks)
 
     def _stack(
@@ -186,15 +183,28 @@ class LanguageModel(nn.Module):
                 segments.
         """
         if self.memory is None:
-            return self._first_states(batch, device=device, position=position)
-        start = partial(self._first_states, device=device)
-        return self.memory.first_state(batch, position, run=self._stack, start=start)
+            return self._first_states(batch, position, device=device)
+        return self.memory.first_state(batch, position, stack=self._as_stack(device))
+
+    def _as_stack(self, device: torch.device | str | None) -> Stack:
+        """Return the blocks as a memory across them calls the blocks, with initial states on a device."""
+        return Stack(self._stack, partial(self._first_states, device=device))
 
     def _first_states(
-        self, batch: int, *, device: torch.device | str | None, position: int = 0
+        self, batch: int, position: int, *, device: torch.device | str | None
     ) -> tuple[State, ...]:
         """Return the initial states of the blocks."""
         return tuple(block.init_state(batch, device=device, position=position) for block in self._blocks)
+
+    def _make_memory(self) -> StackMemory | None:
+        """Return the memory across the stack, if any."""
+        memory = self.config.memory
+        if memory.kind == "none":
+            return None
+        if memory.kind == "enhanced_recurrence":
+            return EnhancedRecurrence(memory, self.mixers)
+        self._check_form()
+        return RecurrentMemory(memory, self.config.d_model, std=self.embedding.weight.detach().std())
 
     def _check_form(self) -> None:
         """Raise ValueError unless every mixer fits the form of the memory."""
@@ -210,7 +220,7 @@ class LanguageModel(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Number of elements of the state per sequence, over all layers and the memory tokens."""
+        """Number of elements of the state per sequence, over all layers and the memory across them."""
         memory = 0 if self.memory is None else self.memory.state_size
         return memory + sum(block.state_size for block in self._blocks)
 
