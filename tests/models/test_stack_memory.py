@@ -28,6 +28,7 @@ from tests.tiers import thorough
 
 LENGTH, TIME = 4, 11
 TOKENS = {"kind": "recurrent_memory", "n_tokens": 2}
+SLOTS = {"kind": "memformer", "n_tokens": 3}
 ENHANCED = {"kind": "enhanced_recurrence"}
 XL = {"mixer": "transformer_xl", "mixer_args": {"segment_length": LENGTH, "memory_length": 6}}
 STACKS: dict[str, dict[str, Any]] = {
@@ -43,13 +44,21 @@ STACKS: dict[str, dict[str, Any]] = {
         "channel_mixing": "rwkv",
         "memory": ENHANCED,
     },
+    "memformer": {"mixer": "attention", "mixer_args": {"n_heads": 2}, "memory": SLOTS | {"n_heads": 2}},
+    "memformer_hybrid": {
+        "mixer": ("mamba2", "attention"),
+        "channel_mixing": "rwkv",
+        "norm_position": ("post", "output"),
+        "memory": SLOTS | {"update": "normalised", "temperature": 0.5},
+    },
+    "memformer_xl": {"mixer": "transformer_xl", "mixer_args": {"segment_length": 3}, "memory": SLOTS},
 }
 each = pytest.mark.parametrize("name", STACKS)
 # one stack for each kind
-kinds = pytest.mark.parametrize("name", ["attention", "enhanced"])
-# a mixer with segments of its own counts the steps before a reset
+kinds = pytest.mark.parametrize("name", ["attention", "enhanced", "memformer"])
+# a mixer with segments of its own counts the memory tokens before a reset
 fixed = pytest.mark.parametrize("name", [name for name in STACKS if name != "transformer_xl"])
-ENCODERS = {"tokens": TOKENS}
+ENCODERS = {"tokens": TOKENS, "slots": SLOTS}
 
 
 def make(name: str, **changes: Any) -> LanguageModel:
@@ -61,8 +70,8 @@ def make(name: str, **changes: Any) -> LanguageModel:
 
 
 def encoder(name: str) -> LanguageModel:
-    STACKS_OF_ENCODERS = {"mixer": "attention", "mixer_args": {"causal": False}}
-    return make("attention", **STACKS_OF_ENCODERS, memory=ENCODERS[name] | {"form": "encoder"})
+    memory = ENCODERS[name] | {"form": "encoder"}
+    return make("attention", mixer_args={"causal": False}, memory=memory)
 
 
 def tokens(time: int = TIME, batch: int = 3) -> Tensor:
@@ -135,6 +144,33 @@ def test_gradients_stop_where_told(name: str, detach: Any, reached: int) -> None
 
 
 @kinds
+def test_segments_may_run_again_in_the_backward_pass(name: str) -> None:
+    """Gradients are the same, and the graph holds no activations within segments."""
+    model = make(name)
+    again = make(name, memory=STACKS[name]["memory"] | {"recompute": True})
+
+    def gradients(of: LanguageModel) -> tuple[dict[str, Tensor], int]:
+        sizes: list[int] = []
+
+        def kept(x: Tensor) -> Tensor:
+            sizes.append(x.numel())
+            return x
+
+        # the hooks do not see the tensors that run again
+        with torch.autograd.graph.saved_tensors_hooks(kept, lambda x: x):
+            x, state = of.hidden(tokens(), reset=resets())
+        (x.square().sum() + of.hidden(tokens(), state)[0].square().sum()).backward()
+        return {name: p.grad for name, p in of.named_parameters() if p.grad is not None}, sum(sizes)
+
+    (expected, every), (found, boundaries) = gradients(model), gradients(again)
+    assert_agree(found, expected)
+    assert boundaries < every / 10
+    # without gradients nothing runs again
+    with torch.no_grad():
+        assert_agree(again(tokens())[0], model(tokens())[0])
+
+
+@kinds
 def test_a_state_that_a_call_does_not_need_is_none(name: str) -> None:
     model = make(name)
     model.recompute = True
@@ -192,7 +228,7 @@ def test_the_model_compiles_whole(name: str) -> None:
 
 
 @thorough
-@pytest.mark.parametrize("name", ["enhanced"])
+@pytest.mark.parametrize("name", [name for name in STACKS if name.startswith(("enhanced", "memformer"))])
 def test_the_model_compiles_with_resets(name: str) -> None:
     torch.compiler.reset()
     model = make(name)
@@ -241,6 +277,7 @@ def test_transformers_have_the_model(name: str, tmp_path: Path) -> None:
 
 TRAINED = {
     "recurrent_memory": ["--model.memory.n-tokens", "2"],
+    "memformer": ["--model.mixer", "lru", "--model.memory.recompute", "--model.memory.detach", "2"],
     "enhanced_recurrence": ["--model.mixer", "transformer_xl", "--model.mixer-args.segment-length", "6"],
 }
 

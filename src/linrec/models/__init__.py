@@ -8,6 +8,7 @@ from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfi
 from linrec.models.image_scan import ImageScan
 from linrec.models.initial_state import InitialState
 from linrec.models.language_model import LanguageModel
+from linrec.models.memformer import Memformer
 from linrec.models.presets import image_preset, image_preset_names, preset, preset_names
 from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.s4nd import S4ND
@@ -25,6 +26,7 @@ __all__ = [
     "ImageScan",
     "InitialState",
     "LanguageModel",
+    "Memformer",
     "MemoryConfig",
     "ModelConfig",
     "RecurrentMemory",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from linrec.mixers import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
+from linrec.trees import Tree
 
 __all__ = ["Block", "NormPosition"]
 
@@ -31,6 +32,8 @@ class Block(nn.Module):
     A channel mixing that reads earlier steps, such as RWKV's, is a `Mixer` too. The block's state is then the
     pair (state of the time mixing, state of the channel mixing). Otherwise it is the time mixing's state.
 
+    `reading` is a sublayer between time mixing and channel mixing, which reads a memory that `forward` gets.
+
     Args:
         mixer: the time mixing.
         channel_mixing: maps (..., d_model) to (..., d_model) at each step separately; or a `Mixer`; or None,
@@ -39,6 +42,8 @@ class Block(nn.Module):
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: "pre", "post" or "output".
         dropout: dropout probability, applied to the output of each sublayer.
+        reading: maps a tensor (b, t, d_model) and a memory to (b, t, d_model); None for blocks that do not
+            read a memory.
 
     Source:
         GateLoop (Katsch, 2023), appendix C and figure 9.
@@ -62,6 +67,7 @@ class Block(nn.Module):
         norm_eps: float = 1e-5,
         norm_position: NormPosition = "pre",
         dropout: float = 0.0,
+        reading: nn.Module | None = None,
     ) -> None:
         super().__init__()
         choice(NormPosition, norm_position=norm_position)
@@ -74,6 +80,8 @@ class Block(nn.Module):
             "none" if channel_mixing is None else norm, mixer.d_model, eps=norm_eps
         )
         self.channel_mixing = channel_mixing
+        self.reading_norm = make_norm("none" if reading is None else norm, mixer.d_model, eps=norm_eps)
+        self.reading = reading
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -83,16 +91,19 @@ class Block(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
         keep_state: bool = True,
+        memory: Tree = None,
     ) -> tuple[Float[Tensor, "b *time d_model"], State]:
         """Apply the block to `x`; arguments and results are as in `Mixer.forward`.
 
         Without `keep_state`, the state that is returned is None. A compiled block then does not compute it,
-        nor its gradient.
+        nor its gradient. `memory` is the memory that `reading` reads.
         """
         carries = isinstance(self.channel_mixing, Mixer)
         over_time, over_channels = state if carries and state is not None else (state, None)
         y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, reset=reset)
         x = self._after(self.mixer_norm, x, y)
+        if self.reading is not None:
+            x = self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
         if self.channel_mixing is None:
             return x, over_time if keep_state else None
         z = self._before(self.channel_mixing_norm, x)

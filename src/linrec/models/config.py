@@ -8,7 +8,7 @@ from linrec.models.block import NormPosition
 from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
 from linrec.nn.segments import Detach, check_detach
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["MemoryConfig", "ModelConfig", "StackConfig"]
 
@@ -116,12 +116,14 @@ def at_least_one(name: str, number: int) -> None:
         raise ValueError(f"`{name}` must be at least 1; got {number}.")
 
 
-MemoryKind: TypeAlias = Literal["none", "recurrent_memory", "enhanced_recurrence"]
+MemoryKind: TypeAlias = Literal["none", "recurrent_memory", "enhanced_recurrence", "memformer"]
+MemoryUpdate: TypeAlias = Literal["gru", "normalised"]
 
-# arguments of a memory beside the length of its segments
+# arguments of a kind of memory beside those of all kinds
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "recurrent_memory": ("n_tokens", "form", "detach"),
     "enhanced_recurrence": (),
+    "memformer": ("n_tokens", "form", "detach", "n_heads", "update", "temperature"),
 }
 
 
@@ -130,16 +132,23 @@ class MemoryConfig:
     """Configuration of a memory that passes from segment to segment across a whole stack.
 
     Args:
-        kind: "none"; "recurrent_memory", the tokens of Recurrent Memory Transformer; or
-            "enhanced_recurrence", ERNIE-Doc's memories of `transformer_xl` mixers, which hold outputs of the
-            blocks. With "enhanced_recurrence", lengths and `detach` of the memories are the mixers' own.
+        kind: "none"; "recurrent_memory", the tokens of Recurrent Memory Transformer; "enhanced_recurrence",
+            ERNIE-Doc's memories of `transformer_xl` mixers, which hold outputs of the blocks; or "memformer",
+            the slots of Memformer. Lengths and `detach` of "enhanced_recurrence" are the mixers' own.
         segment_length: steps of a segment, without memory tokens; with "enhanced_recurrence" the mixers'
             `segment_length`.
-        n_tokens: memory tokens.
-        form: "decoder", whose stack is causal and reads the memory tokens before and after a segment; or
-            "encoder", whose stack sees the whole segment and the memory tokens before it.
+        n_tokens: memory tokens or slots.
+        form: "decoder", whose stack is causal; or "encoder", whose stack sees the whole segment. Recurrent
+            memory tokens stand before and after a segment in a decoder, and before it in an encoder.
         detach: where gradients through the memory stop: "never"; "segment", at every boundary; or a number n,
             at every n-th boundary.
+        n_heads: heads of Memformer's attention to slots and of slots. None is the largest number that divides
+            `d_model` and leaves at least 64 channels to each head, or 1.
+        update: how Memformer's slots change: "gru", by a GRU and an FFN; or "normalised", by a bias and a
+            division by the slot's length.
+        temperature: a divisor of the scores of Memformer's slots.
+        recompute: whether to run each segment again in the backward pass, so that training stores the states
+            between segments instead of the activations (Memformer's memory replay back-propagation).
 
     Raises:
         ValueError: an unknown name, a number out of range, or an argument that `kind` does not have.
@@ -154,11 +163,18 @@ class MemoryConfig:
     n_tokens: int = 10
     form: Literal["decoder", "encoder"] = "decoder"
     detach: Detach = "never"
+    n_heads: int | None = None
+    update: MemoryUpdate = "gru"
+    temperature: float = 1.0
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         choice(MemoryKind, kind=self.kind)
         choice(("decoder", "encoder"), form=self.form)
+        choice(MemoryUpdate, update=self.update)
         at_least(1, segment_length=self.segment_length, n_tokens=self.n_tokens)
+        at_least(1, n_heads=self.n_heads, or_none=True)
+        positive(temperature=self.temperature)
         check_detach(self.detach)
         unused = [] if self.kind == "none" else self.fields_of("none") - self.fields_of(self.kind)
         for argument in fields(self):
@@ -172,7 +188,7 @@ class MemoryConfig:
     def fields_of(cls, kind: str) -> set[str]:
         """Return the names of the arguments that a kind of memory has; for "none", of all kinds."""
         names = {argument.name for argument in fields(cls)}
-        return names if kind == "none" else names & {"kind", "segment_length", *ARGUMENTS[kind]}
+        return names if kind == "none" else names & {"kind", "segment_length", "recompute", *ARGUMENTS[kind]}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ __all__ = ["EnhancedRecurrence"]
 class EnhancedRecurrence(StackMemory):
     """m_{s+1}^l = the last M steps of [m_s^l | h_s^l]: a layer attends to its own earlier outputs.
 
-    In Transformer-XL a layer reads inputs of earlier segments, so L layers reach L M steps back. Here what a
-    layer writes has passed through the layer, so the reach grows with every segment. There are no parameters.
+    In Transformer-XL a layer reads inputs of earlier segments, so L layers reach L M steps back. Here it
+    reads its own earlier outputs, so the reach grows with every segment. There are no parameters.
 
     The blocks have `transformer_xl` mixers, whose `segment_length` is the memory's. At a boundary each block
     takes the steps that the next block has just written, and the last block takes the outputs of the stack.
@@ -78,7 +78,7 @@ class EnhancedRecurrence(StackMemory):
 
     @property
     def detach(self) -> Detach:
-        """Where gradients through the memories stop."""
+        """Return the boundaries at which gradients through the memories stop, as the mixers have them."""
         return self.of_mixers
 
     def read(

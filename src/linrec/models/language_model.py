@@ -1,6 +1,7 @@
 """The sequence model over tokens: embedding, blocks, head."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -13,6 +14,7 @@ from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.models.enhanced_recurrence import EnhancedRecurrence
+from linrec.models.memformer import Memformer, SlotReading
 from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
@@ -21,6 +23,7 @@ from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 from linrec.rules import require
+from linrec.trees import Tree
 
 __all__ = ["LanguageModel"]
 
@@ -71,7 +74,10 @@ class LanguageModel(nn.Module):
             config.norm if config.embedding_norm else "none", config.d_model, eps=config.norm_eps
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config)
+        reading: Callable[[], SlotReading] | None = None
+        if config.memory.kind == "memformer":
+            reading = partial(SlotReading, config.d_model, config.memory.n_heads)
+        self.blocks = make_blocks(config, make_reading=reading)
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )
@@ -151,9 +157,15 @@ class LanguageModel(nn.Module):
         return x, state if keep_state else (None,) * len(self.blocks)
 
     def _stack(
-        self, x: Tensor, state: tuple[State, ...] | None, reset: Tensor | None, *, keep_state: bool = True
+        self,
+        x: Tensor,
+        state: tuple[State, ...] | None,
+        reset: Tensor | None,
+        *,
+        keep_state: bool = True,
+        memory: Tree = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
-        """Run the blocks and the norm, without the memory across them."""
+        """Run the blocks and the norm; the blocks read `memory`, a part of the memory across them."""
         if state is None:
             state = (None,) * len(self.blocks)
         if len(state) != len(self.blocks):
@@ -167,7 +179,7 @@ class LanguageModel(nn.Module):
         states, again = [], self.recompute and torch.is_grad_enabled()
         for block, block_state in zip(self.blocks, state, strict=True):
             run = partial(checkpoint, block, use_reentrant=False) if again else block
-            x, block_state = run(x, block_state, reset=reset, keep_state=keep_state)
+            x, block_state = run(x, block_state, reset=reset, keep_state=keep_state, memory=memory)
             states.append(block_state)
         return self.norm(x), tuple(states)
 
@@ -204,6 +216,8 @@ class LanguageModel(nn.Module):
         if memory.kind == "enhanced_recurrence":
             return EnhancedRecurrence(memory, self.mixers)
         self._check_form()
+        if memory.kind == "memformer":
+            return Memformer(memory, self.config.d_model)
         return RecurrentMemory(memory, self.config.d_model, std=self.embedding.weight.detach().std())
 
     def _check_form(self) -> None:

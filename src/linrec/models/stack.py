@@ -31,7 +31,12 @@ def build_mixer(config: StackConfig, layer: int) -> Mixer:
     return build(name, config.d_model, **arguments)
 
 
-def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None = None) -> nn.ModuleList:
+def make_blocks(
+    config: StackConfig,
+    make_mixer: Callable[[int], Mixer] | None = None,
+    *,
+    make_reading: Callable[[], nn.Module] | None = None,
+) -> nn.ModuleList:
     """Return the blocks of x = block_L(... block_1(x)), first layer first, with shared parameters tied.
 
     In a stack of several kinds of mixers, each kind shares parameters among its own mixers; HGRU shares its
@@ -41,6 +46,7 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None =
         config: depth, mixers, channel mixing, norms and dropout of the stack.
         make_mixer: returns the time mixer of a block, given its index from 0, of width `config.d_model`; it
             is called once per block. None means `build_mixer`.
+        make_reading: returns the `reading` of a block; None for blocks that do not read a memory.
 
     Returns:
         `config.n_layers` blocks of class `Block`.
@@ -67,6 +73,7 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None =
             norm_eps=config.norm_eps,
             norm_position=config.norm_position_of(layer),
             dropout=config.dropout,
+            reading=None if make_reading is None else make_reading(),
         )
         for layer in range(config.n_layers)
     ]

@@ -25,7 +25,7 @@ class Stack(NamedTuple):
     """The blocks and the last norm of a model.
 
     Attributes:
-        run: (x, states of the blocks, reset) -> (y, states).
+        run: (x, states of the blocks, reset, memory=None) -> (y, states), with a memory that the blocks read.
         start: (batch, position) -> states of the blocks for sequences that start at step `position`.
     """
 
@@ -75,7 +75,7 @@ class StackMemory(nn.Module, ABC):
 
     @property
     def detach(self) -> Detach:
-        """Where gradients through the memory stop."""
+        """Return the boundaries at which gradients through the memory stop, as in `MemoryConfig`."""
         return self.config.detach
 
     def forward(
@@ -112,6 +112,7 @@ class StackMemory(nn.Module, ABC):
             length=self.config.segment_length,
             reset=reset,
             detach=self.detach,
+            recompute=self.config.recompute,
         )
 
     def first_state(self, batch: int, position: int, *, stack: Stack) -> SegmentState:
@@ -123,8 +124,9 @@ class StackMemory(nn.Module, ABC):
             f"{self.config.segment_length}; got {position}.",
         )
         memory, segment = self.start(batch, position, stack)
+        # the states of the blocks, if any, are on the device of the state
         device = leaves((segment, memory))[0].device
-        memory = map_tree(lambda part: part.to(device), memory)
+        memory, segment = map_tree(lambda part: part.to(device), (memory, segment))
         alive = torch.zeros(batch, dead, dtype=torch.bool, device=device)
         return SegmentState(memory, segment, alive, torch.full((batch,), position, device=device))
 

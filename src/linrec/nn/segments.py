@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents, entering
@@ -188,6 +189,7 @@ def run_segments(
     length: int,
     reset: Bool[Tensor, "b t"] | None = None,
     detach: Detach = "segment",
+    recompute: bool = False,
 ) -> tuple[Tensor, SegmentState]:
     """Run pieces of segments one after another, and finish each segment at its boundary.
 
@@ -203,6 +205,8 @@ def run_segments(
         length: steps of a segment.
         reset: (b, t) bool; true where a new sequence starts.
         detach: where gradients stop, as in `by_segments`.
+        recompute: whether to run each piece and its `finish` again in the backward pass, so that the graph
+            stores the states between segments alone.
 
     Returns:
         The outputs, and the state after the last step.
@@ -217,13 +221,20 @@ def run_segments(
         f"`state` must hold less than one segment of {length} steps; got {done} steps. Pass a state of a "
         f"`{name}` of this segment length, or None.",
     )
+
+    def advance(x: Tensor, state: SegmentState, reset: Tensor | None) -> tuple[Tensor, SegmentState]:
+        y, state = piece(x, state, reset)
+        if state.alive.shape[1] == length:
+            state = _finished(finish, state, length, detach)
+        return y, state
+
+    again = recompute and torch.is_grad_enabled()
+    run = partial(checkpoint, advance, use_reentrant=False) if again else advance
     outputs, begins = [], [0, *range(length - done, time, length)]
     # without any steps there is a piece of none, whose output has the right width
     for begin, end in zip(begins, [*begins[1:], time], strict=True):
         now = None if reset is None else reset[:, begin:end]
-        y, state = piece(x[:, begin:end], state, now)
-        if state.alive.shape[1] == length:
-            state = _finished(finish, state, length, detach)
+        y, state = run(x[:, begin:end], state, now)
         outputs.append(y)
     return torch.cat(outputs, 1), state
 
