@@ -105,6 +105,20 @@ def test_steps_after_a_reset_read_the_slots_of_the_start() -> None:
     assert (after.memory[0] - state.memory[0]).abs().max() > 1e-6
 
 
+def test_slots_that_a_reset_discards_have_no_effect_even_if_their_products_overflow() -> None:
+    model, found = make(), []
+    for block in model.blocks:
+        torch.nn.init.ones_(block.reading.attention.k.weight)
+    reset = torch.zeros(2, LENGTH, dtype=torch.bool)
+    reset[:, 0] = True
+    for size in (0.0, 1e308):
+        state = model.init_state(2)._replace(memory=torch.full((2, N, 8), size, dtype=torch.float64))
+        x, _ = model.hidden(tokens(LENGTH), state, reset=reset)
+        wanted = [p for name, p in model.named_parameters() if name.startswith("blocks")]
+        found.append((x, torch.autograd.grad(x.square().sum(), wanted)))
+    assert_agree(found[1], found[0])
+
+
 def test_sizes_and_groups() -> None:
     model = make()
     _, state = model(tokens(2 * LENGTH - 1))
