@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from linrec.tasks.base import (
     require_at_least,
 )
 from linrec.tasks.distinct import draw_distinct, fingerprints, split_generator
+
+AnyDrawn = TypeVar("AnyDrawn", bound="DrawnTask")
 
 
 class Drawn(NamedTuple):
@@ -111,7 +113,7 @@ class DrawnTask(abc.ABC):
         """
         return dataclasses.replace(self, length=length, test_lengths=())
 
-    def prepared(self) -> "DrawnTask":
+    def prepared(self: AnyDrawn) -> AnyDrawn:
         """Return the task itself, which does not depend on files."""
         return self
 

@@ -4,7 +4,7 @@ A file holds a family of recipes; each recipe registers itself under its functio
 """
 
 # in the order in which recipes are listed
-from linrec.train.recipes import memory_horizon, text, images, long_range_arena, series, synthetic  # noqa: I001, F401
+from linrec.train.recipes import memory_horizon, text, images, long_range_arena, series, dynamics, synthetic  # noqa: I001, F401
 from linrec.train.recipes.registry import get_recipe, recipe, recipe_names, recipe_summary
 
 __all__ = ["get_recipe", "recipe", "recipe_names", "recipe_summary"]

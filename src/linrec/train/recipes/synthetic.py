@@ -1,4 +1,4 @@
-"""Recipes of the generated tasks: all share a small model and its training settings."""
+"""Recipes of the generated tasks without their own: all share a small model and its training settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from linrec import tasks
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import DrawnTask
 from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
-from linrec.train.recipes.registry import register
+from linrec.train.recipes.registry import recipe_names, register
 
 
 def _synthetic(name: str) -> Callable[[], TrainConfig]:
@@ -46,5 +46,5 @@ def _synthetic(name: str) -> Callable[[], TrainConfig]:
 
 
 for _name in tasks.names():
-    if issubclass(tasks.get(_name), DrawnTask):
+    if issubclass(tasks.get(_name), DrawnTask) and _name.replace("_", "-") not in recipe_names():
         register(_name, _synthetic(_name))
