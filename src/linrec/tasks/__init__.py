@@ -75,6 +75,7 @@ SHARED = (
     "regression",
     "state_tracking",
     "synthetic",
+    "ts_archive",
     "ts_files",
 )
 """Modules that are not tasks: shared code and compiled kernels."""

@@ -21,7 +21,7 @@ class LabelledSeries:
 
     Attributes:
         values: x, shape (n, t, f), int16 or float32; the padding after a series may have any value.
-        labels: class of each series, shape (n), int64.
+        labels: class of each series, shape (n), int64; or numbers, shape (n, m), float32.
         mean: mean to subtract, shape (t, f) or (1, f), float32.
         std: standard deviation to divide by, in the shape of `mean`, float32.
         lengths: number of steps in each series, shape (n), int64; None if all series have t steps.
@@ -35,7 +35,7 @@ class LabelledSeries:
     """
 
     values: Num[Tensor, "n t f"]
-    labels: Int64[Tensor, "n"]
+    labels: Int64[Tensor, "n"] | Float[Tensor, "n m"]
     mean: Float[Tensor, "t f"]
     std: Float[Tensor, "t f"]
     lengths: Int64[Tensor, "n"] | None = None
@@ -50,7 +50,7 @@ class LabelledSeries:
             index: indices of series, shape (b), int64, on any device.
 
         Returns:
-            Inputs, shape (b, t, f), float32; targets, shape (b), int64; `reset` None; the lengths.
+            Inputs, shape (b, t, f), float32; targets, the labels; `reset` None; the lengths.
         """
         index = index.to(self.labels.device)
         inputs = ((self.values[index].float() - self.mean) / self.std).nan_to_num(0.0)

@@ -2,14 +2,15 @@
 
 Lines that begin with # are comments. The header has lines that begin with @, up to @data. After it, each line
 is a series: its dimensions, separated by colons, each with values separated by commas; and its class after
-the last colon. A missing value is a question mark.
+the last colon, or in an archive of regressions a number. A missing value is a question mark.
 """
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 
 from linrec.text import DataError
@@ -20,21 +21,25 @@ class TsFile(NamedTuple):
     """The content of a .ts file.
 
     Args:
-        classes: names of the classes, in the order of the header.
+        classes: names of the classes, in the order of the header; empty if labels are numbers.
         series: an array per series, shape (t, f), float32; t may differ; NaN for missing values.
-        labels: class of each series, as an index of `classes`, shape (n).
+        labels: class of each series, as an index of `classes`, shape (n), int64; or its number, float64.
     """
 
     classes: tuple[str, ...]
     series: list[Float[np.ndarray, "t f"]]
-    labels: Int64[np.ndarray, "n"]
+    labels: Int64[np.ndarray, "n"] | Float64[np.ndarray, "n"]
 
 
-def read_ts(path: Path) -> TsFile:
+def read_ts(path: Path, *, numbers: bool = False) -> TsFile:
     """Read a file of labelled series without time stamps.
 
+    Args:
+        path: the file.
+        numbers: whether the labels must be real numbers; if not, they must be classes.
+
     Raises:
-        DataError: the file cannot be read, is damaged, has time stamps, or has no classes.
+        DataError: the file cannot be read, is damaged, has time stamps, or has other labels.
 
     Example:
         >>> import tempfile
@@ -47,8 +52,8 @@ def read_ts(path: Path) -> TsFile:
     """
     header: dict[str, list[str]] = {}
     series: list[NDArray[np.float32]] = []
-    labels: list[int] = []
-    numbers: dict[str, int] = {}
+    labels: list[float] = []
+    classes: dict[str, int] = {}
     try:
         # errors="replace", because names in comments may have another encoding
         with (
@@ -69,16 +74,19 @@ def read_ts(path: Path) -> TsFile:
                     name, *values = text[1:].split() or [""]
                     header[name.lower()] = values
                     if name.lower() == "data":
-                        numbers = {name: number for number, name in enumerate(_classes(path, header))}
+                        _check(path, header, numbers=numbers)
+                        found = [] if numbers else header["classlabel"][1:]
+                        classes = {name: number for number, name in enumerate(found)}
                     continue
                 try:
-                    one, label = _series(text, numbers)
+                    one, label = _series(text, None if numbers else classes)
                     if series and one.shape[1] != series[0].shape[1]:
                         raise ValueError(f"{one.shape[1]} dimensions after {series[0].shape[1]} in the first")
                 except ValueError as error:
+                    kind = "number" if numbers else "class"
                     raise DataError(
-                        f"{path} must have values, separated by commas and colons, and a class in each line; "
-                        f"got {error} in line {place}. It is damaged: get it again."
+                        f"{path} must have values, separated by commas and colons, and a {kind} in each "
+                        f"line; got {error} in line {place}. It is damaged: get it again."
                     ) from error
                 series.append(one)
                 labels.append(label)
@@ -86,26 +94,34 @@ def read_ts(path: Path) -> TsFile:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not series:
         raise DataError(f"{path} has no series after its header. It is truncated: get it again.")
-    return TsFile(tuple(numbers), series, np.array(labels))
+    return TsFile(tuple(classes), series, np.array(labels, dtype=np.float64 if numbers else np.int64))
 
 
-def _classes(path: Path, header: dict[str, list[str]]) -> list[str]:
-    """Check the header, and return the names of the classes."""
+def _check(path: Path, header: dict[str, list[str]], *, numbers: bool) -> None:
+    """Check that the header announces series without time stamps, and labels of the expected kind."""
     if [word.lower() for word in header.get("timestamps", ["false"])] != ["false"]:
         raise DataError(f"{path} has time stamps; only series without time stamps can be read.")
+    if numbers:
+        if [word.lower() for word in header.get("targetlabel", [])] != ["true"]:
+            raise DataError(
+                f"{path} must announce numbers in a line @targetLabel true; got "
+                f"{' '.join(header.get('targetlabel', ['none']))!r}. Only regression data sets can be read."
+            )
+        return
     has_classes, *names = header.get("classlabel") or ["false"]
     if has_classes.lower() != "true" or len(set(names)) != len(names) or not names:
         raise DataError(
             f"{path} must name its classes in a line such as @classLabel true 1 2; got "
             f"{' '.join(header.get('classlabel', ['none']))!r}. Only classification data sets can be read."
         )
-    return names
 
 
-def _series(line: str, numbers: dict[str, int]) -> tuple[NDArray[np.float32], int]:
-    *dimensions, label = line.split(":")
-    if label.strip() not in numbers:
-        raise ValueError(f"a class {label.strip()[:40]!r} that is not in the header")
+def _series(line: str, classes: dict[str, int] | None) -> tuple[NDArray[np.float32], float]:
+    """Return a series and its label: a number if `classes` is None."""
+    *dimensions, last = line.split(":")
+    label = _number(last) if classes is None else classes.get(last.strip())
+    if label is None:
+        raise ValueError(f"a class {last.strip()[:40]!r} that is not in the header")
     if not dimensions:
         raise ValueError("no values")
     columns = [np.array(d.replace("?", "nan").split(","), dtype=np.float64) for d in dimensions]
@@ -114,4 +130,10 @@ def _series(line: str, numbers: dict[str, int]) -> tuple[NDArray[np.float32], in
     one = np.stack(columns, axis=1)
     if len(infinite := one[np.abs(one) > np.finfo(np.float32).max]):
         raise ValueError(f"{infinite[0]}, which is not a finite float32 number,")
-    return one.astype(np.float32), numbers[label.strip()]
+    return one.astype(np.float32), label
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"a label {text.strip()[:40]!r} that is not finite")
+    return number
