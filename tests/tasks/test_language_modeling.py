@@ -7,6 +7,7 @@ import torch
 
 from linrec.tasks import NO_TARGET, LanguageModeling, ResizableTask, ScoredTask, Source, Task, TokenSplit
 from linrec.text import ByteTokenizer, DataError, TextCounts
+from linrec.train import get_recipe
 
 TEXT = "the cat sat on the mat, and the dog sat on the log.\n" * 4
 
@@ -219,6 +220,26 @@ def test_the_tokenizer_of_a_run_folder_is_taken_for_other_text(file, tmp_path):
     other.write_text("a cow")
     with pytest.raises(DataError, match=r"the character 'w' \(U[+]0077\) is not among"):
         dataclasses.replace(trained, **changed).prepared()
+
+
+def test_files_of_characters_between_spaces_are_read_as_penn_treebank_is(tmp_path):
+    lines = {"train": ["aer_banknote", "_berlitz_N_"], "valid": ["a_note", "zl"], "test": ["bank"]}
+    for part, words in lines.items():
+        text = "".join(" " + " ".join(word) + " \n" for word in words)
+        (tmp_path / f"ptb.char.{part}.txt").write_text(text)
+        # the same by words, which a glob leaves out
+        (tmp_path / f"ptb.{part}.txt").write_text("aer banknote")
+    recipe = get_recipe("penn-treebank-char").task
+    task = dataclasses.replace(recipe, path=tmp_path / "ptb.char.*.txt", length=8).prepared()
+    decode = task.tokenizer_object().decode
+    assert decode(task.split("train").tokens()) == "aer_banknote\n_berlitz_N_\n"
+    assert decode(task.split("validation").tokens()) == "a_note\nzl\n"
+    assert decode(task.split("test").tokens()) == "bank\n"
+    assert task.vocab_size == len({*"aer_banknote_berlitz_N_\n"})
+    # bits per byte are bits per character
+    counts = task.split("train").counts
+    assert counts.tokens == counts.bytes == counts.characters == 25
+    assert recipe.length == 150 and recipe.tokenizer == "characters"
 
 
 def test_a_larger_vocabulary_is_padding(file):

@@ -1,7 +1,7 @@
 import pytest
 
 from linrec.text import DataError, TextFiles
-from linrec.text.texts import Part, documents_of, parts_of
+from linrec.text.texts import Part, Texts, WithoutSpaces, documents_of, parts_of
 
 
 def none(read):
@@ -83,3 +83,16 @@ def test_text_that_is_too_short_to_be_cut(write, documents, total, share, cure):
     message = rf"the text has {total}, too few .* train, validation: train would be empty\. {cure}\."
     with pytest.raises(DataError, match=message):
         cut(texts, documents=documents, validation=share)
+
+
+def test_without_spaces_splits_documents_and_shares_are_those_of_the_rest(write):
+    texts = WithoutSpaces(TextFiles(write(train__txt=" a _ b \n c \n", valid__txt="d e")))
+    assert texts.splits == ("train", "validation") and isinstance(texts, Texts)
+    assert cut(texts, validation=0.5) == {"train": ["a_b\nc\n"], "validation": ["de"]}
+    folder = write(a__txt=" 0 1 2 3 4 5 6 7 8 9", b__txt=" ", c__txt="x y")
+    texts = WithoutSpaces(TextFiles(folder / "a.txt"))
+    assert cut(texts, validation=0.2, test=0.1) == {"train": ["0123456"], "validation": ["78"], "test": ["9"]}
+    # a file of spaces alone is an empty document
+    texts = WithoutSpaces(TextFiles(folder / "?.txt"))
+    assert cut(texts, documents=True, validation=0.5) == {"train": ["0123456789"], "validation": ["xy"]}
+    assert texts.identity() != TextFiles(folder / "?.txt").identity() and texts.size("train") == 24

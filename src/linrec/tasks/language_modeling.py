@@ -18,7 +18,8 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, ObjectiveName, SplitName
-from linrec.text import DataError, DatasetRows, Shards, TextCounts, TextFiles, Tokenizer, tokenised
+from linrec.text import DataError, DatasetRows, Shards, TextCounts, TextFiles, Texts, Tokenizer, tokenised
+from linrec.text.texts import WithoutSpaces
 
 __all__ = ["LanguageModeling", "TokenSplit"]
 
@@ -181,6 +182,8 @@ class LanguageModeling:
         cache: folder for tokens; None is `linrec` in the user's cache folder.
         vocab_size: vocabulary size of the model; None is the tokenizer's. A larger size pads the vocabulary,
             which is faster on some hardware.
+        drop_spaces: whether the spaces of the text are dropped, for files that separate characters by spaces,
+            such as Mikolov's ptb.char.train.txt.
 
     Raises:
         DataError: a field is out of range, or both `path` and `dataset` are given.
@@ -210,6 +213,7 @@ class LanguageModeling:
     test_share: float = 0.0
     cache: Path | None = None
     vocab_size: int | None = None
+    drop_spaces: bool = False
     section: ClassVar[str] = "data"
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
@@ -320,7 +324,7 @@ class LanguageModeling:
     @cached_property
     def _shards(self) -> Shards:
         if self.path is not None:
-            texts: TextFiles | DatasetRows = TextFiles(self.path)
+            texts: Texts = TextFiles(self.path)
         elif self.dataset is not None:
             texts = DatasetRows(self.dataset, config=self.dataset_config, column=self.text_column)
         else:
@@ -328,6 +332,8 @@ class LanguageModeling:
                 "exactly one of `path` and `dataset` must be given; got neither. Pass --data.path FILE, or "
                 "--data.dataset NAME."
             )
+        if self.drop_spaces:
+            texts = WithoutSpaces(texts)
         shares = {"validation": self.validation_share, "test": self.test_share}
         return tokenised(texts, self.tokenizer, documents=self.documents, shares=shares, cache=self.cache)
 

@@ -37,6 +37,41 @@ class Texts(Protocol):
         ...
 
 
+class WithoutSpaces:
+    """A text without the spaces of another text; implements `Texts`.
+
+    Some files separate characters by spaces, and write a space as another character, such as `_`.
+
+    Args:
+        texts: the other text.
+    """
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits of the other text."""
+        return self._texts.splits
+
+    def size(self, split: str) -> int:
+        """Return the amount to read for a split, in the unit of the other text."""
+        return self._texts.size(split)
+
+    def documents(self, split: str, advance: Advance) -> Iterator[Iterable[str]]:
+        """Yield the documents of a split, each as blocks of text."""
+        for document in self._texts.documents(split, advance):
+            yield map(_unspaced, document)
+
+    def stream(self, split: str, advance: Advance) -> Iterator[str]:
+        """Yield the text of a split as blocks."""
+        return map(_unspaced, self._texts.stream(split, advance))
+
+    def identity(self) -> Any:
+        """Return a JSON value that identifies the text."""
+        return {"without spaces": self._texts.identity()}
+
+
 class Part(NamedTuple):
     """A range of units of a source's split; a unit is a document, or a character of the stream.
 
@@ -121,3 +156,7 @@ def _between(blocks: Iterable[str], start: int, stop: int | None) -> Iterator[st
         if piece := block[max(0, start - place) : end]:
             yield piece
         place += len(block)
+
+
+def _unspaced(block: str) -> str:
+    return block.replace(" ", "")

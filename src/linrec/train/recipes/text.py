@@ -108,6 +108,45 @@ def shakespeare_char_cpu() -> TrainConfig:
 
 
 @recipe
+def penn_treebank_char() -> TrainConfig:
+    """Penn Treebank by character: give Mikolov's files with --data.path 'data/ptb.char.*.txt'.
+
+    The files are in the folder data of simple-examples.tgz, Mikolov's examples of rnnlm: ptb.char.train.txt,
+    ptb.char.valid.txt and ptb.char.test.txt, with a space after each character, and an underscore for a
+    space. The spaces are dropped, and the end of a line is a token. `linrec eval` reports bits per character,
+    which are the loss / ln 2.
+
+    Source: LEM's released configuration (Rusch and others, 2022): one layer of width 1,024, Adam with
+    learning rate 0.00066, clipping at 1, 200,000 steps with batches of 128 sequences of 150 characters. LEM
+    reached 1.25 bits per character; expRNN and nnRNN, with the same length, about 1.5.
+
+    Differences from LEM: the mixer is GateLoop, with pre-norm; there is neither dropout nor an L2 penalty nor
+    an average of models; windows begin with an empty state; the model of the lowest validation loss is kept.
+    """
+    return TrainConfig(
+        name="penn-treebank-char",
+        task=LanguageModeling(tokenizer="characters", drop_spaces=True, length=150),
+        model=ModelConfig(
+            vocab_size=1,  # set by the data
+            d_model=1024,
+            n_layers=1,
+            channel_mixing="none",
+        ),
+        optim=OptimConfig(
+            lr=0.00066, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant", clip_norm=1.0
+        ),
+        loop=LoopConfig(
+            steps=200_000,
+            batch_size=128,
+            matmul_precision="high",
+            eval_every=1000,
+            keep="best",
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
 def wikitext103_hgrn() -> TrainConfig:
     """WikiText-103 with HGRN's model of 46M parameters, from tables 1 and 16 of its paper.
 
