@@ -145,6 +145,28 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         *_as_it_is("mackey-glass", "pendulum", "ett", "bouncing-digits", "speech-commands"),
         Entry("eigenworms", "uea"),
     ),
+    "dynamics": (
+        *_as_it_is("fitzhugh-nagumo", "irregular-sines"),
+        # an eighth of the updates of the papers, and a tenth for Penn Treebank
+        Entry("event-xor", "event-xor", loop={"steps": 20_000}),
+        Entry("event-xor-dense", "event-xor", task={"dense": True}, loop={"steps": 20_000}),
+        # the batches and updates of expRNN
+        Entry("copying-1000", "copying", task={"length": 1000}, loop={"steps": 4000, "batch_size": 128}),
+        # the batches of LEM and coRNN; epochs are short, because a sequence takes 8 bytes per step
+        *(
+            Entry(
+                f"adding-{length}",
+                "adding",
+                task={"length": length, "n_train": 1000},
+                loop={"steps": 10_000, "batch_size": 50},
+            )
+            for length in (2000, 5000)
+        ),
+        *_as_it_is("har2"),
+        Entry("bidmc-hr", "bidmc"),
+        Entry("bidmc-rr", "bidmc"),
+        Entry("penn-treebank-char", "penn-treebank-char", loop={"steps": 20_000}),
+    ),
     "mad": _as_it_is(
         *("compression", "in-context-recall", "noisy-recall", "fuzzy-recall", "memorization"),
         "selective-copying",
