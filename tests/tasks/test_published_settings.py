@@ -34,6 +34,18 @@ PUBLISHED = {
         **{"length": 50, "n_frames": 100, "size": 24, "dt": 0.01, "push": 0.1},
         **{"n_train": 2000, "n_test": 1000},
     },
+    # LEM's code: 1,001 points over a time of 400
+    "fitzhugh_nagumo": {
+        **{"length": 1000, "dt": 0.4},
+        **{"n_train": 128, "n_validation": 128, "n_test": 1024},
+    },
+    # the code of latent ODEs, of which 50 of 100 points are given
+    "irregular_sines": {
+        **{"length": 100, "shown": 0.5, "duration": 5.0, "noise": 0.01},
+        **{"n_train": 800, "n_test": 200},
+    },
+    # CfC's code, which pads 31 bits to 32
+    "event_xor": {"length": 31, "dense": False, "n_train": 100_000, "n_test": 10_000},
     # Srivastava and others, section 3
     "bouncing_digits": {"length": 20, "shown": 10, "n_digits": 2, "size": 64, "shrink": 1, "fresh": True},
 }
@@ -55,3 +67,19 @@ def test_recipes_of_the_long_range_arena_have_its_tasks():
     for name in ("listops", "text", "retrieval"):
         recipe = get_recipe(f"lra-{name}")
         assert recipe.task == type(recipe.task)()
+
+
+def test_recipes_of_nonlinear_networks_have_the_batches_and_rates_of_their_code():
+    # batch, learning rate, and epochs or steps
+    expected = {
+        "fitzhugh-nagumo": (32, 0.00904, 400),
+        "irregular-sines": (50, 0.01, 500),
+        "event-xor": (128, 0.005, 200),
+        "har2": (64, 0.017, 250),
+        "bidmc": (32, 0.00211, 500),
+        "penn-treebank-char": (128, 0.00066, 200_000),
+    }
+    for name, numbers in expected.items():
+        recipe = get_recipe(name)
+        loop = recipe.loop
+        assert (loop.batch_size, recipe.optim.lr, loop.steps or loop.epochs) == numbers, name

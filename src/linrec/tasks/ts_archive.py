@@ -29,7 +29,7 @@ AnyArchive = TypeVar("AnyArchive", bound="TsArchive")
 
 @dataclass(frozen=True, kw_only=True)
 class TsArchive(FileTask):
-    """Base class of tasks that read a data set of the archives; a subclass says what the labels are.
+    """Base class of tasks that read a data set of the archives; a subclass sets the kind of labels.
 
     The folder contains NAME_TRAIN.ts and NAME_TEST.ts. Alternative versions in the same folder, NAME_eq with
     equal lengths and NAME_nmv without missing values, are ignored. A series that occurs twice is used once,
