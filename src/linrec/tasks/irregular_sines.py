@@ -40,8 +40,8 @@ class IrregularSines(RegressionTask):
     See `DrawnTask` for the other fields.
 
     Source: the released code of Rubanova and others (2019), with 800 sequences for training and 200 for
-    testing. There, all sequences have the same times, the noise is uniform in [0, 0.01], and all points are
-    targets: a model sees the later points too.
+    testing. There, all sequences have the same times, and the phase is a sum over the points instead of the
+    integral. The noise is uniform in [0, 0.01]. All points are targets, and models see the later points too.
 
     Example:
         >>> task = IrregularSines(length=4, n_train=1, n_validation=1, n_test=1)
