@@ -59,8 +59,10 @@ def test_a_step_has_its_value_or_asks_for_it_and_the_time_since_the_step_before(
 def test_times_are_uniform_and_their_length_is_a_field():
     train = IrregularSines(length=50, duration=2.0, n_train=400, n_validation=1, n_test=1).split("train")
     times = train.inputs[:, :, 2].cumsum(1)[:, 1:]
-    # the others after the smallest of 50, which is the first point
-    assert times.max() <= 2 and float(times.mean()) == pytest.approx(2 * (25 / 51) * 51 / 49, abs=0.03)
+    n = times.numel()
+    # four standard deviations of the mean of uniform numbers on [0, 2], and of their squares
+    assert times.max() <= 2 and float(times.mean()) == pytest.approx(1, abs=4 * (1 / 3 / n) ** 0.5)
+    assert float(times.square().mean()) == pytest.approx(4 / 3, abs=4 * (64 / 45 / n) ** 0.5)
 
 
 def test_noise_has_its_spread():

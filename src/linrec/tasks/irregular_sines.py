@@ -47,7 +47,7 @@ class IrregularSines(RegressionTask):
         >>> task = IrregularSines(length=4, n_train=1, n_validation=1, n_test=1)
         >>> test = task.split("test")
         >>> test.inputs[0, :, 1].tolist(), test.targets.isnan()[0, :, 0].tolist()
-        ([1.0, 1.0, 0.0, 0.0], [True, True, False, False])
+        ([1.0, 0.0, 1.0, 0.0], [True, False, True, False])
     """
 
     length: int = 100
@@ -80,8 +80,8 @@ class IrregularSines(RegressionTask):
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
         """Draw n samples of `length` steps."""
-        times = np.sort(random.uniform(0, self.duration, (n, self.length)), axis=1)
-        times[:, 0] = 0
+        times = np.zeros((n, self.length))
+        times[:, 1:] = np.sort(random.uniform(0, self.duration, (n, self.length - 1)), axis=1)
         first, last = random.uniform(0.4, 0.8, (2, n, 1))
         phase = first * times + (last - first) * times**2 / (2 * self.duration)
         values = random.normal(1, 0.1, (n, 1)) + np.sin(2 * math.pi * phase)
