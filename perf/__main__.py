@@ -13,6 +13,7 @@ from perf.commands.matrix import MatrixOptions, matrix
 from perf.commands.models import ModelsOptions, models
 from perf.commands.ops import OpsOptions, ops
 from perf.commands.results import RefusedError
+from perf.commands.segments import SegmentsOptions, segments
 from perf.commands.steps import StepsOptions, steps
 from perf.commands.tasks import TasksOptions, tasks
 from perf.commands.training import TrainingOptions, training
@@ -24,6 +25,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
     "decoding": (DecodingOptions, decoding),
+    "segments": (SegmentsOptions, segments),
     "tasks": (TasksOptions, tasks),
 }
 HELP = f"usage: python -m perf {{{','.join(COMMANDS)}}} ...\n\n`python -m perf COMMAND --help` says more."

@@ -1,0 +1,95 @@
+"""`python -m perf segments`: training steps of models with a memory of segments."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from linrec.errors import unknown
+from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from perf.segments import BASE, PEER, QUICK, measure_segments, variants
+from perf.table import plain_table
+from perf.training import Windows
+
+
+@dataclass(frozen=True)
+class SegmentsOptions:
+    """Training steps on a segment with the memory of the segment before, at Transformer-XL's base shape.
+
+    Args:
+        device: where to measure; by default on CUDA where there is one.
+        models: names of the models; "all" takes every model.
+        peers: also measure x-transformers, with its memories, fused attention and rotary positions.
+        out: folder for DEVICE.json.
+        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
+    """
+
+    device: Device = HERE
+    models: tuple[str, ...] = ("all",)
+    peers: bool = False
+    out: Path = Path("results/segments")
+    quick: bool = False
+
+
+def segments(options: SegmentsOptions, command: str) -> int:
+    """Measure the models, eager and compiled, write the results, print them; return the exit status.
+
+    Raises:
+        RefusedError: a name that does not exist.
+    """
+    shape, device = QUICK if options.quick else BASE, torch.device(options.device)
+    known = list(variants(shape))
+    for name in options.models:
+        if name not in [*known, "all"]:
+            raise RefusedError(unknown("model", name, [*known, "all"]))
+    names = known if "all" in options.models else list(options.models)
+    windows = Windows(2, 0.0) if options.quick else Windows()
+    results: dict[str, Any] = {
+        **about(device, command, [PEER] if options.peers else []),
+        "protocol": {"shape": dataclasses.asdict(shape), "windows": dataclasses.asdict(windows)},
+        "models": [],
+    }
+    path = options.out / f"{file_name(results)}.json"
+    for name in [*names, *([PEER] if options.peers else [])]:
+        for compile in (False,) if options.quick else (False, True):
+            say(f"{name}{', compiled' if compile else ''}")
+            found = measure_segments(name, shape, device, windows, compile=compile)
+            results["models"].append({"model": name, "compiled": compile, **found})
+            # what is measured is not lost when the rest is stopped
+            write(path, results)
+    show(Console(width=min(Console().width, 80)), results)
+    print(f"\nwrote {path}")
+    return int(any("missing" in found for found in results["models"]))
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    """Print the speeds, then what failed."""
+    shape = results["protocol"]["shape"]
+    console.print(
+        f"\n{shape['n_layers']} layers, width {shape['d_model']}, {shape['batch']} segments of "
+        f"{shape['segment']} tokens, memory of {shape['segment']}",
+        highlight=False,
+    )
+    table = plain_table()
+    table.add_column("model")
+    for heading in ("compiled", "parameters", "tokens/s", "ms/step", "GiB", "first s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for found in results["models"]:
+        if "missing" in found:
+            continue
+        table.add_row(
+            found["model"],
+            "yes" if found["compiled"] else "no",
+            f"{found['parameters'] / 1e6:,.1f}M",
+            f"{found['tokens_per_second']['median']:,.0f}",
+            f"{found['step_ms']:.1f}",
+            "" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**30:.1f}",
+            f"{found['first_seconds']:.1f}",
+        )
+    console.print(table)
+    for found in results["models"]:
+        if "missing" in found:
+            console.print(f"{found['model']}: {found['missing']}", markup=False, highlight=False)

@@ -1,0 +1,182 @@
+"""A training step of models with a memory of segments, on a segment with the memory of the segment before."""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linrec.bench.variants import parse_variant
+from linrec.models import LanguageModel, MemoryConfig, ModelConfig
+from linrec.models.regional import compiling
+from linrec.train.state import matmul_precision
+from linrec.trees import map_tree
+from perf.memory import peak_bytes, release, why
+from perf.peers import UnsuitedError
+from perf.timing import calls_per_second, wait
+from perf.training import Windows
+
+Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
+"""(tokens, state) -> (logits, state)"""
+
+# steps until the memory is full and compiled code serves it
+WARM_STEPS = 4
+PEER = "x-transformers"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape; by default Transformer-XL's base model of WikiText-103 over bytes (Dai and others, 2019)."""
+
+    d_model: int = 410
+    n_layers: int = 16
+    n_heads: int = 10
+    d_ffn: int = 2100
+    segment: int = 150
+    batch: int = 60
+    vocab_size: int = 256
+
+
+BASE = Shape()
+QUICK = Shape(d_model=16, n_layers=2, n_heads=2, d_ffn=32, segment=6, batch=2)
+
+
+def variants(shape: Shape) -> dict[str, str]:
+    """Return the models, as `linrec bench --mixers` takes them, by name."""
+    n, heads = f"segment_length={shape.segment}", f"n_heads={shape.n_heads}"
+    xl = f"transformer_xl({n}, {heads})"
+    return {
+        "transformer_xl": xl,
+        "enhanced_recurrence": f"{xl}@enhanced_recurrence({n})",
+        "compressive_transformer": f"compressive_transformer({n}, {heads}, compression_rate=3)",
+        "block_recurrent": f"block_recurrent({n}, {heads})",
+        "block_state": f"block_state({n}, {heads})",
+        "infini_attention": f"infini_attention({n}, {heads})",
+        "recurrent_memory": f"attention({heads})@recurrent_memory({n}, detach='segment')",
+        "memformer": f"attention({heads})@memformer({n}, detach='segment')",
+    }
+
+
+def make(name: str, shape: Shape) -> Model:
+    """Return a model of the shape; `PEER` names that of x-transformers.
+
+    Raises:
+        UnsuitedError: x-transformers is not installed.
+    """
+    if name == PEER:
+        return _peer(shape)
+    variant = parse_variant(variants(shape)[name])
+    return LanguageModel(
+        ModelConfig(
+            vocab_size=shape.vocab_size,
+            d_model=shape.d_model,
+            n_layers=shape.n_layers,
+            mixer=variant.mixer,
+            mixer_args=dict(variant.mixer_args),
+            channel_mixing="ffn",
+            d_channel_mixing=shape.d_ffn,
+            memory=variant.memory or MemoryConfig(),
+        )
+    )
+
+
+def _peer(shape: Shape) -> Model:
+    if importlib.util.find_spec("x_transformers") is None:
+        raise UnsuitedError("is not installed")
+    from x_transformers import Decoder, TransformerWrapper
+
+    model = TransformerWrapper(
+        num_tokens=shape.vocab_size,
+        max_seq_len=shape.segment,
+        max_mem_len=shape.segment,
+        use_abs_pos_emb=False,
+        attn_layers=Decoder(
+            dim=shape.d_model,
+            depth=shape.n_layers,
+            heads=shape.n_heads,
+            attn_dim_head=shape.d_model // shape.n_heads,
+            ff_mult=shape.d_ffn / shape.d_model,
+            # fused attention does not take its relative position bias
+            rotary_pos_emb=True,
+            attn_flash=True,
+        ),
+    )
+    return _Peer(model)
+
+
+class _Peer(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.model(tokens, mems=state, return_mems=True)
+
+
+def measure_segments(
+    name: str, shape: Shape, device: torch.device, windows: Windows, *, compile: bool
+) -> dict[str, Any]:
+    """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
+
+    Args:
+        name: a key of `variants`, or `PEER`.
+        shape: sizes of model and batch.
+        device: where to measure.
+        windows: windows that steps are counted in, and seconds that each should take.
+        compile: whether the model is compiled.
+
+    Returns:
+        What JSON holds: "parameters", "first_seconds", "tokens_per_second" with "median", "lowest" and
+        "highest", "step_ms", "peak_bytes"; or "missing", why there are none.
+    """
+    release(device)
+    try:
+        with matmul_precision("high"), compiling():
+            return _measured(name, shape, device, windows, compile)
+    except Exception as error:
+        return {"missing": why(error)}
+
+
+def _measured(
+    name: str, shape: Shape, device: torch.device, windows: Windows, compile: bool
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    with device:
+        model: Any = make(name, shape)
+        tokens = torch.randint(shape.vocab_size, (shape.batch, shape.segment + 1))
+    torch.compiler.reset()
+    run = torch.compile(model) if compile else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    state: list[Any] = [None]
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            logits, last = run(tokens[:, :-1], state[0])
+        nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+        optimizer.zero_grad()
+        state[0] = map_tree(Tensor.detach, last)
+
+    begun = time.perf_counter()
+    for _ in range(WARM_STEPS):
+        step()
+    wait(device)
+    first = time.perf_counter() - begun
+    release(device)
+    rate = calls_per_second(step, device, windows=windows.windows, seconds=windows.seconds)
+    per_step = shape.batch * shape.segment
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "first_seconds": first,
+        "tokens_per_second": {
+            "median": rate.median * per_step,
+            "lowest": rate.lowest * per_step,
+            "highest": rate.highest * per_step,
+        },
+        "step_ms": 1e3 / rate.median,
+        "peak_bytes": peak_bytes(device),
+    }
