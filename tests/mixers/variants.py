@@ -380,6 +380,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "sequential MNIST": {"dt": 0.21},
     },
+    "unicornn": {
+        "paper": {},
+        "no frequency": {"dt": 0.0343, "alpha": 0.0},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
