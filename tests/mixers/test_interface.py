@@ -62,7 +62,9 @@ def test_inputs_that_are_no_sequences_are_refused(name):
 # matrices that are not the weight of a linear layer
 OTHER_MATRICES = {
     "aft": {"position_q", "position_k"},
+    "antisymmetric_rnn": {"M"},
     "block_state": {f"filters.{f}.C" for f in range(3)},
+    "lipschitz_rnn": {"M_A", "M_W"},
     "lru": {"C"},
     "s5": {"C"},
     "s5_hyena": {"systems.0.C", "systems.1.C"},

@@ -384,6 +384,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "no frequency": {"dt": 0.0343, "alpha": 0.0},
     },
+    "lipschitz_rnn": {
+        "paper": {},
+        "midpoint": {"solver": "midpoint", "beta": 0.6, "epsilon": 0.1, "gamma": 0.1, "init_std": 2.0},
+        "noisy": {"learned_step": True, "epsilon": 0.01, "gamma_w": 0.2, "init_std": 2.0},
+    },
+    "antisymmetric_rnn": {
+        "paper": {},
+        "gated": {"gated": True, "epsilon": 0.1, "gamma": 0.01, "init_std": 2.0},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
