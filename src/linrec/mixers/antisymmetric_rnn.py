@@ -26,9 +26,10 @@ __all__ = ["AntisymmetricRNN"]
 class AntisymmetricRNN(Mixer):
     """h_t = h + epsilon tanh((M - M^T - gamma I) h + V x_t + b): steps of a marginally stable equation.
 
-    The defaults of `epsilon` and `gamma` are those with which the released code of the Lipschitz RNN and of
-    the Noisy RNN runs it on sequential and permuted sequential MNIST, with 128 channels. M starts normal with
-    standard deviation `init_std` / d_model, as in that code; V, V_z and their biases are torch's Linear.
+    `epsilon` and `gamma` are those of the Noisy RNN's released code, which runs this network on sequential
+    and permuted sequential MNIST, with 128 channels. M starts normal with standard deviation
+    `init_std` / d_model, as in that code; V, V_z and their biases start as torch's Linear.
+
     `mode` is that of `linrec.ops.nonlinear_scan`.
 
     Args:

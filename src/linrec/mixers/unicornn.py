@@ -3,8 +3,9 @@
     z_t = z_{t-1} - dt sigmoid(c) * (tanh(w * y_{t-1} + V x_t + b) + alpha y_{t-1})
     y_t = y_{t-1} + dt sigmoid(c) * z_t
 
-x is the input, t time, * the product of channels, y the positions of the oscillators and the output, z their
-velocities, dt a time step, c the time scale of a channel, w its recurrent weight and alpha a frequency.
+x is the input, t time, * the product of channels, dt a time step and alpha a frequency. y has the positions
+of the oscillators and is the output, and z has their velocities. A channel has a time scale c and a recurrent
+weight w.
 
 Oscillators do not see each other within a layer, so Newton's method has Jacobians of 2 x 2. Each step can be
 inverted, and the backward pass rebuilds the states from the last one.
