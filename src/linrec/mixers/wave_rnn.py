@@ -1,0 +1,121 @@
+"""Wave-RNN (Keller, Muller, Sejnowski and Welling, 2024).
+
+    h_t = act(V x_t + u @ h_{t-1} + b)
+
+x is the input, t time, h the hidden state and output: channels of units on a ring. @ is the circular
+convolution over the units, from all channels to all channels, and act an activation. u starts as a shift by
+one unit, and V writes to one unit of each channel: an input travels around the ring as a wave.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad
+
+from linrec.nn.mixer import Mixer, State
+from linrec.ops.nonlinear_scan import nonlinear_scan
+from linrec.rules import choice, divisor, require
+
+__all__ = ["WaveRNN"]
+
+Activation = Literal["relu", "tanh", "identity"]
+Init = Literal["wave", "identity", "random"]
+InputInit = Literal["source", "normal"]
+
+
+class WaveRNN(Mixer):
+    """h_t = act(V x_t + u @ h_{t-1} + b): a circular convolution carries the past around a ring of units.
+
+    | task of the paper | arguments |
+    |---|---|
+    | copy, 600 channels | `n_channels=6` |
+    | adding, 2700 channels | `n_channels=27` |
+    | permuted sequential MNIST, 4096 channels | `n_channels=16` |
+    | noisy CIFAR-10, 2304 or 4096 channels | `n_channels=16` |
+    | sequential MNIST, 5408 or 10368 channels | `n_channels=32` |
+
+    The settings are in the released code. `mode` is that of `linrec.ops.nonlinear_scan`.
+
+    Args:
+        d_model: width of the sequence and of h, n_channels times the units of a ring.
+        n_channels: rings.
+        kernel_size: units that the convolution sees, an odd number.
+        activation: "relu", "tanh" or "identity".
+        init: of u, "wave" for a shift by one unit, "identity", or "random" as in torch's Conv1d. The biases
+            are those of torch's Conv1d in all cases.
+        input_init: of V, "source" for ones to the first unit of each ring and zeros elsewhere, or "normal"
+            with standard deviation 0.001.
+        mode: how the recurrence runs: "auto" is the loop.
+
+    Raises:
+        ValueError: sizes do not fit, or the name of an option or the mode does not exist.
+
+    Source:
+        Keller and others, Traveling Waves Encode the Recent Past and Enhance Sequence Learning (2024), and
+        the released code.
+
+    Example:
+        >>> mixer = WaveRNN(64, n_channels=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    recurrence = "nonlinear_scan"
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_channels: int = 1,
+        kernel_size: int = 3,
+        activation: Activation = "relu",
+        init: Init = "wave",
+        input_init: InputInit = "source",
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        divisor("d_model", d_model, n_channels=n_channels)
+        units = d_model // n_channels
+        require(
+            kernel_size % 2 == 1 and 1 <= kernel_size <= 2 * units + 1,
+            f"`kernel_size` must be odd, from 1 to {2 * units + 1}; got {kernel_size}.",
+        )
+        choice(Activation, activation=activation)
+        choice(Init, init=init)
+        choice(InputInit, input_init=input_init)
+        nonlinear_scan.operator.check_mode(mode)
+        self.n_channels, self.activation, self.mode = n_channels, activation, mode
+
+        self.V = nn.Linear(d_model, d_model)
+        self.u = nn.Conv1d(n_channels, n_channels, kernel_size)
+        if input_init == "source":
+            nn.init.zeros_(self.V.bias)
+            nn.init.zeros_(self.V.weight)
+            nn.init.ones_(self.V.weight[::units])
+        else:
+            nn.init.normal_(self.V.weight, std=0.001)
+        if init != "random":
+            nn.init.dirac_(self.u.weight)
+        if init == "wave":
+            self.u.weight.data = self.u.weight.data.roll(1, -1)
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return h of every step, and the last h (b, d_model)."""
+        weights = tuple(self.u.parameters())
+        start = self.init_state(len(x), device=x.device) if state is None else state
+        return nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
+
+    def _cell(self, h: Tensor, Vx: Tensor, u: Tensor, b: Tensor) -> Tensor:
+        """Return h_t."""
+        margin = u.shape[-1] // 2
+        rings = pad(h.unflatten(-1, (self.n_channels, -1)), (margin, margin), mode="circular")
+        h = Vx + conv1d(rings, u, b).flatten(-2)
+        if self.activation == "identity":
+            return h
+        return torch.relu(h) if self.activation == "relu" else torch.tanh(h)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model)."""
+        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))
