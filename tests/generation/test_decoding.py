@@ -62,7 +62,8 @@ def test_sampling_is_that_of_full_passes(name):
     expected = without_states(model, tokens, 12, choose)
     found, _ = generate(model, tokens, n_tokens=12, temperature=0.8, top_k=3, seed=9)
     assert torch.equal(found, expected)
-    assert len(expected.unique()) > 4
+    # more than the three likeliest of one distribution
+    assert len(expected.unique()) > 3
 
 
 @some_mixers

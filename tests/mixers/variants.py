@@ -393,6 +393,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "gated": {"gated": True, "epsilon": 0.1, "gamma": 0.01, "init_std": 2.0},
     },
+    "neural_wave_machine": {
+        "paper": {},
+        "row": {"neighbours": "row", "rows": 1, "dt": 0.076, "gamma": 0.4, "epsilon": 8.0},
+    },
     "wave_rnn": {
         "paper": {},
         "random": {"init": "random", "input_init": "normal", "n_channels": 2, "activation": "tanh"},
