@@ -14,11 +14,20 @@ from linrec import mixers
 from linrec.export import Exportable
 from linrec.ops import scan
 from linrec.testing import assert_agree
-from tests.mixers.variants import DEFAULTS, VARIANTS
+from tests.mixers.variants import DEFAULTS, NONLINEAR, VARIANTS
 from tests.tiers import thorough, tiered
 
 TRACED = 20
-STEP_BY_STEP = ("delta_lstm", "hippo_rnn", "ind_rnn", "recurrent_delta_net", "slstm", "sru", "srwm")
+STEP_BY_STEP = (
+    "delta_lstm",
+    "hippo_rnn",
+    "ind_rnn",
+    "recurrent_delta_net",
+    "slstm",
+    "sru",
+    "srwm",
+    *NONLINEAR,
+)
 """Recurrences that are not linear: theirs is a loop, which ATen has no operator for."""
 
 SEVERAL = ("gated_delta_product",)

@@ -73,6 +73,7 @@ LONG_OF_MIXERS = {
     "sru": 256,
     "srwm": 256,
 }
+LONG_OF_MIXERS |= dict.fromkeys(variants.NONLINEAR, 256)
 LONG_OF_MODES = {"attention": 1024}
 # the normaliser may come near zero within many steps: gradients of 130 lose the last digits of float32
 ILL_CONDITIONED = {("mlstm", "exponential")}

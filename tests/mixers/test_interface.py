@@ -159,8 +159,8 @@ MODAL = [name for name in mixers.names() if "mode" in inspect.signature(mixers.g
 
 @pytest.mark.parametrize("name", MODAL)
 def test_an_unknown_mode_is_refused_when_the_mixer_is_made(name):
-    with pytest.raises(ValueError, match="called 'convolutoin'; did you mean 'convolution'"):
-        mixers.build(name, 4, mode="convolutoin")
+    with pytest.raises(ValueError, match="called 'recurent'; did you mean 'recurrent'"):
+        mixers.build(name, 4, mode="recurent")
 
 
 STRUCTURES = {

@@ -372,6 +372,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "heads": {"length": 40, "n_heads": 2, "d_filter": 3, "omega": 1.0},
     },
+    "cornn": {
+        "paper": {},
+        "implicit": {"implicit": True, "dt": 0.06, "gamma": 66.0, "epsilon": 15.0},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
@@ -697,6 +701,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "wide": {"n_heads": 2, "d_qk": 6, "d_v": 8, "gate_cap": None, "gate_std": 1.0},
     },
 }
+
+
+NONLINEAR = [name for name in mixers.names() if mixers.get(name).recurrence == "nonlinear_scan"]
+"""Mixers on `nonlinear_scan`, whose default mode is a loop in Python."""
 
 
 def cases(*names: str) -> list[tuple[str, str]]:

@@ -70,6 +70,7 @@ REFUSED = {
     "transformer_xl": "transformer_xl",
     "xlstm_7b": "mlstm",
 }
+REFUSED |= dict.fromkeys(variants.NONLINEAR, "nonlinear_scan")
 
 REFUSED_VARIANTS = {
     ("linear_attention", variant): "linear_attention with exponential features"

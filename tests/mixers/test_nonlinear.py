@@ -1,0 +1,28 @@
+"""Mixers on `nonlinear_scan`: the parallel modes agree with the loop."""
+
+import pytest
+import torch
+
+from linrec import mixers
+from linrec.testing import assert_agree, generator, reset_mask
+from tests.mixers import variants
+from tests.tiers import tiered
+
+D_MODEL = 4
+
+
+@pytest.mark.parametrize("name", variants.NONLINEAR)
+@pytest.mark.parametrize("mode", tiered(["newton"], ["quasi_newton"]))
+def test_modes_agree(name, mode):
+    torch.manual_seed(0)
+    loop = mixers.build(name, D_MODEL).double()
+    parallel = mixers.build(name, D_MODEL, mode=mode).double()
+    parallel.load_state_dict(loop.state_dict())
+    x = torch.randn(2, 60, D_MODEL, generator=generator(0), dtype=torch.float64, requires_grad=True)
+    reset = reset_mask(2, 60, rate=0.05)
+    found = []
+    for mixer in (loop, parallel):
+        y, state = mixer(x, reset=reset)
+        loss = y.square().sum() + state.square().sum()
+        found.append((y, state, torch.autograd.grad(loss, [x, *mixer.parameters()])))
+    assert_agree(found[1], found[0])
