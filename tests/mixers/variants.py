@@ -376,6 +376,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "implicit": {"implicit": True, "dt": 0.06, "gamma": 66.0, "epsilon": 15.0},
     },
+    "elman": {
+        "tanh": {},
+        "IRNN": {"activation": "relu", "init": "identity"},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
