@@ -380,6 +380,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "tanh": {},
         "IRNN": {"activation": "relu", "init": "identity"},
     },
+    "lstm": {
+        "torch": {},
+        "forget bias": {"forget_bias": 1.0, "mode": "recurrent"},
+    },
+    "gru": {
+        "torch": {},
+        "paper": {"reset_after": False},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},

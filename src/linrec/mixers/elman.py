@@ -2,7 +2,7 @@
 
     h_t = sigma(W x_t + b + U h_{t-1} + c)
 
-x is the input, t time, h the hidden state and output, and sigma an activation. The two biases are torch's.
+x is the input, t time, h the hidden state and output, sigma an activation, and b and c torch's two biases.
 """
 
 from typing import Literal
