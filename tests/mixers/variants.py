@@ -388,6 +388,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "torch": {},
         "paper": {"reset_after": False},
     },
+    "on_lstm": {
+        "chunks": {"chunk_size": 2},
+        "channels": {"chunk_size": 1},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
