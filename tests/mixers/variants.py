@@ -392,6 +392,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "chunks": {"chunk_size": 2},
         "channels": {"chunk_size": 1},
     },
+    "fast_rnn": {
+        "released": {},
+        "low rank": {"w_rank": 3, "u_rank": 2, "activation": "sigmoid"},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
