@@ -396,6 +396,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "released": {},
         "low rank": {"w_rank": 3, "u_rank": 2, "activation": "sigmoid"},
     },
+    "fast_grnn": {
+        "released": {},
+        "low rank": {"w_rank": 3, "u_rank": 2, "gate_activation": "tanh"},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},

@@ -46,7 +46,7 @@ class FastRNN(Mixer):
 
     Source:
         Kusupati and others, FastGRNN: A Fast, Accurate, Stable and Tiny Kilobyte Sized Gated Recurrent Neural
-        Network (2018), equations 2 and 3, and the released code, microsoft/EdgeML.
+        Network (2018), its equations of FastRNN, and the released code, microsoft/EdgeML.
 
     Example:
         >>> mixer = FastRNN(64, u_rank=8)

@@ -40,7 +40,7 @@ class OnLSTM(Mixer):
 
     Source:
         Shen and others, Ordered Neurons: Integrating Tree Structures into Recurrent Neural Networks (2019),
-        equations 1 to 14, and the released code, yikangshen/Ordered-Neurons.
+        equations 9 to 14, and the released code, yikangshen/Ordered-Neurons.
 
     Example:
         >>> mixer = OnLSTM(64, chunk_size=8)
