@@ -400,6 +400,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "released": {},
         "low rank": {"w_rank": 3, "u_rank": 2, "gate_activation": "tanh"},
     },
+    "irnn": {
+        "paper": {},
+        "tanh": {"activation": "tanh", "n_steps": 2, "eta_init": 0.3},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
