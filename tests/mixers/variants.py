@@ -404,6 +404,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "tanh": {"activation": "tanh", "n_steps": 2, "eta_init": 0.3},
     },
+    "tarnn": {
+        "released": {},
+        "steps": {"n_steps": 3, "a_init": 0.3, "activation": "tanh", "gate_inside": True},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
