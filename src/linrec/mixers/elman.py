@@ -26,7 +26,7 @@ Init = Literal["torch", "identity"]
 class Elman(Mixer):
     """h_t = sigma(W x_t + b + U h_{t-1} + c): the simple recurrent network.
 
-    The parameters are `rnn`, a torch.nn.RNN, so its weights load. In mode "auto", calls on CUDA without
+    The parameters `rnn` are those of torch.nn.RNN, whose weights load. In mode "auto", calls on CUDA without
     resets run cuDNN where it takes the call; see `linrec.nn.torch_rnn`. Elman's own network had logistic
     units, which torch's layer lacks.
 
@@ -69,7 +69,8 @@ class Elman(Mixer):
         nonlinear_scan.operator.check_mode(mode)
         self.sigma, self.mode = ACTIVATIONS[activation], mode
 
-        self.rnn = nn.RNN(d_model, d_model, nonlinearity=activation, batch_first=True)
+        # not nn.RNN, which torch.compile refuses to read
+        self.rnn = nn.RNNBase(f"RNN_{activation.upper()}", d_model, d_model, batch_first=True)
         if init == "identity":
             W, U, b, c = self.rnn.parameters()
             nn.init.normal_(W, std=0.001)

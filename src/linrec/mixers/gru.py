@@ -24,9 +24,9 @@ __all__ = ["GRU"]
 class GRU(Mixer):
     """h_t = (1 - z_t) * n_t + z_t * h_{t-1}, where n_t reads h_{t-1} through the reset gate r_t.
 
-    The parameters are `rnn`, a torch.nn.GRU, so its weights load. All start uniform in +- 1 / sqrt(d_model).
-    In mode "auto", calls without resets run torch's kernels (cuDNN on CUDA) where these take the call; see
-    `linrec.nn.torch_rnn`.
+    The parameters `rnn` are those of torch.nn.GRU, whose weights load. All start uniform in
+    +- 1 / sqrt(d_model). In mode "auto", calls without resets run torch's kernels (cuDNN on CUDA) where these
+    take the call; see `linrec.nn.torch_rnn`.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -54,7 +54,8 @@ class GRU(Mixer):
         super().__init__(d_model)
         nonlinear_scan.operator.check_mode(mode)
         self.reset_after, self.mode = reset_after, mode
-        self.rnn = nn.GRU(d_model, d_model, batch_first=True)
+        # not nn.GRU, which torch.compile refuses to read
+        self.rnn = nn.RNNBase("GRU", d_model, d_model, batch_first=True)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""

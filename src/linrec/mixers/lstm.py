@@ -26,8 +26,8 @@ __all__ = ["LSTM"]
 class LSTM(Mixer):
     """s_t = f_t * s_{t-1} + i_t * g_t, h_t = o_t * tanh(s_t): the gates read x_t and h_{t-1}.
 
-    The parameters are `rnn`, a torch.nn.LSTM, so its weights load. In mode "auto", calls without resets run
-    torch's kernels (cuDNN on CUDA) where these take the call; see `linrec.nn.torch_rnn`.
+    The parameters `rnn` are those of torch.nn.LSTM, whose weights load. In mode "auto", calls without resets
+    run torch's kernels (cuDNN on CUDA) where these take the call; see `linrec.nn.torch_rnn`.
 
     Args:
         d_model: width of the sequence, of h and of s.
@@ -58,7 +58,8 @@ class LSTM(Mixer):
         nonlinear_scan.operator.check_mode(mode)
         self.mode = mode
 
-        self.rnn = nn.LSTM(d_model, d_model, batch_first=True)
+        # not nn.LSTM, which torch.compile refuses to read
+        self.rnn = nn.RNNBase("LSTM", d_model, d_model, batch_first=True)
         if forget_bias is not None:
             _, _, b, c = self.rnn.parameters()
             nn.init.constant_(b.chunk(4)[1], forget_bias)
