@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
@@ -86,15 +87,15 @@ class IncrementalRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        return nonlinear_scan(
-            self._cell, self.W(x), (self.U.weight, self.eta), state=state, reset=reset, mode=self.mode
-        )
+        # clones, because an exported loop refuses parameters that share memory
+        parameters = self.U.weight, *(eta_i.clone() for eta_i in self.eta)
+        return nonlinear_scan(self._cell, self.W(x), parameters, state=state, reset=reset, mode=self.mode)
 
-    def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, eta: Tensor) -> Tensor:
+    def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, *eta: Tensor) -> Tensor:
         """Return h_t."""
         g = torch.zeros_like(h)
         for eta_i in eta:
-            g = g + eta_i * (self.phi((g + h) @ U.mT + Wx) - self.alpha * (g + h))
+            g = g + eta_i * (self.phi(functional.linear(g + h, U) + Wx) - self.alpha * (g + h))
         return g
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
@@ -109,21 +110,23 @@ class TARNN(Mixer):
         before, last = token_shift(x, start.x, reset=reset)
         inputs = torch.cat([self.W_s(x), self.W_1(x) + self.W_2(before), self.B_1(x)], -1)
         weights = [layer.weight for layer in (self.U_s, self.U_1, self.U_2, self.B_2)]
+        # clones, because an exported loop refuses parameters that share memory
+        lengths = [a_i.clone() for a_i in self.a]
         h, hidden = nonlinear_scan(
-            self._cell, inputs, (*weights, self.a), state=start.h, reset=reset, mode=self.mode
+            self._cell, inputs, (*weights, *lengths), state=start.h, reset=reset, mode=self.mode
         )
         return h, TARNNState(hidden, last)
 
     def _cell(
-        self, h: Tensor, inputs: Tensor, U_s: Tensor, U_1: Tensor, U_2: Tensor, B_2: Tensor, a: Tensor
+        self, h: Tensor, inputs: Tensor, U_s: Tensor, U_1: Tensor, U_2: Tensor, B_2: Tensor, *a: Tensor
     ) -> Tensor:
         """Return h_t."""
         Wx_s, Wx, Bx = inputs.chunk(3, -1)
-        s = torch.sigmoid(h @ U_s.mT + Wx_s)
-        Wx, Bx = h @ U_2.mT + Wx, Bx + h @ B_2.mT
+        s = torch.sigmoid(functional.linear(h, U_s) + Wx_s)
+        Wx, Bx = Wx + functional.linear(h, U_2), Bx + functional.linear(h, B_2)
         g = h
         for a_i in a:
-            u = self.phi(g @ U_1.mT + Wx) - g - h + Bx
+            u = self.phi(functional.linear(g, U_1) + Wx) - g - h + Bx
             g = g + a_i * s * u if self.gate_inside else (1 - a_i) * g + a_i * u
         return g if self.gate_inside else (1 - s) * h + s * g
 
