@@ -77,7 +77,9 @@ def test_what_muon_takes_for_a_matrix_maps_vectors(name, variant):
     groups = groups_of(mixer)
     taken = {key for key, p in mixer.named_parameters() if p.ndim == 2 and groups[key].name == "default"}
     layers = nn.Linear, PositionWise
+    recurrent = [key for key, module in mixer.named_modules() if isinstance(module, nn.RNNBase)]
     linear = {f"{key}.weight" for key, module in mixer.named_modules() if isinstance(module, layers)}
+    linear |= {f"{key}.weight_{of}_l0" for key in recurrent for of in ("ih", "hh")}
     assert taken <= linear | OTHER_MATRICES.get(name, set())
 
 

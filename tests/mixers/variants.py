@@ -401,6 +401,38 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "random": {"init": "random", "input_init": "normal", "n_channels": 2, "activation": "tanh"},
     },
+    "elman": {
+        "tanh": {},
+        "IRNN": {"activation": "relu", "init": "identity"},
+    },
+    "lstm": {
+        "torch": {},
+        "forget bias": {"forget_bias": 1.0, "mode": "recurrent"},
+    },
+    "gru": {
+        "torch": {},
+        "paper": {"reset_after": False},
+    },
+    "on_lstm": {
+        "chunks": {"chunk_size": 2},
+        "channels": {"chunk_size": 1},
+    },
+    "fast_rnn": {
+        "released": {},
+        "low rank": {"w_rank": 3, "u_rank": 2, "activation": "sigmoid"},
+    },
+    "fast_grnn": {
+        "released": {},
+        "low rank": {"w_rank": 3, "u_rank": 2, "gate_activation": "tanh"},
+    },
+    "irnn": {
+        "paper": {},
+        "tanh": {"activation": "tanh", "n_steps": 2, "eta_init": 0.3},
+    },
+    "tarnn": {
+        "released": {},
+        "steps": {"n_steps": 3, "a_init": 0.3, "activation": "tanh", "gate_inside": True},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},

@@ -70,7 +70,7 @@ REFUSED = {
     "transformer_xl": "transformer_xl",
     "xlstm_7b": "mlstm",
 }
-REFUSED |= dict.fromkeys(variants.NONLINEAR, "nonlinear_scan")
+REFUSED |= dict.fromkeys(variants.NONLINEAR, "nonlinear_scan") | {"tarnn": "token_shift"}
 
 REFUSED_VARIANTS = {
     ("linear_attention", variant): "linear_attention with exponential features"

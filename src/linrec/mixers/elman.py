@@ -1,0 +1,93 @@
+"""Elman network: Finding Structure in Time (Elman, 1990).
+
+    h_t = sigma(W x_t + b + U h_{t-1} + c)
+
+x is the input, t time, h the hidden state and output, sigma an activation, and b and c torch's two biases.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.mixer import Mixer, State
+from linrec.nn.torch_rnn import run_torch_rnn
+from linrec.ops.nonlinear_scan import nonlinear_scan
+from linrec.rules import choice
+
+__all__ = ["Elman"]
+
+Activation = Literal["tanh", "relu"]
+Init = Literal["torch", "identity"]
+
+
+class Elman(Mixer):
+    """h_t = sigma(W x_t + b + U h_{t-1} + c): the simple recurrent network.
+
+    The parameters `rnn` are those of torch.nn.RNN, whose weights load. In mode "auto", calls on CUDA without
+    resets run cuDNN where it takes the call; see `linrec.nn.torch_rnn`. Elman's own network had logistic
+    units, which torch's layer lacks.
+
+    `activation="relu", init="identity"` is IRNN of Le, Jaitly and Hinton: U starts at the identity, the
+    biases at zero, and W at Gaussian values of standard deviation 0.001.
+
+    Args:
+        d_model: width of the sequence and of the state.
+        activation: "tanh" or "relu".
+        init: "torch", where all parameters are uniform in +- 1 / sqrt(d_model), or "identity".
+        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+
+    Raises:
+        ValueError: an unknown `activation`, `init` or `mode`.
+
+    Source:
+        Elman, Finding Structure in Time (1990), in the form of torch.nn.RNN; Le, Jaitly and Hinton, A Simple
+        Way to Initialize Recurrent Networks of Rectified Linear Units (2015).
+
+    Example:
+        >>> mixer = Elman(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    recurrence = "nonlinear_scan"
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        activation: Activation = "tanh",
+        init: Init = "torch",
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        choice(Activation, activation=activation)
+        choice(Init, init=init)
+        nonlinear_scan.operator.check_mode(mode)
+        self.sigma, self.mode = ACTIVATIONS[activation], mode
+
+        # not nn.RNN, which torch.compile refuses to read
+        self.rnn = nn.RNNBase(f"RNN_{activation.upper()}", d_model, d_model, batch_first=True)
+        if init == "identity":
+            W, U, b, c = self.rnn.parameters()
+            nn.init.normal_(W, std=0.001)
+            nn.init.eye_(U)
+            nn.init.zeros_(b)
+            nn.init.zeros_(c)
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return h of every step, and the last h (b, d_model)."""
+        start = self.init_state(len(x), device=x.device) if state is None else state
+        # on the CPU the loop is as fast: a step is one product
+        return run_torch_rnn(self.rnn, self._cell, x, start, reset, self.mode, fused=x.is_cuda)
+
+    def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, c: Tensor) -> Tensor:
+        """Return h_t."""
+        return self.sigma(Wx + functional.linear(h, U, c))
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model)."""
+        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))
