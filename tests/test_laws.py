@@ -328,7 +328,7 @@ OPERATORS = {
         {"Elman": {}},
         ("x",),
         kept=("cell", "parameters"),
-        compiled={"max_iterations": 6, "damping": 1e-8},
+        compiled={"max_iterations": 8, "damping": 1e-8},
         long=200,
     ),
     "nonlinear_scan with pairs": Operator(
@@ -337,7 +337,7 @@ OPERATORS = {
         {"pairs": {}},
         ("x",),
         kept=("cell", "parameters"),
-        compiled={"max_iterations": 6, "damping": 1e-8},
+        compiled={"max_iterations": 8, "damping": 1e-8},
         long=200,
     ),
     "gate_loop_attention": Operator(

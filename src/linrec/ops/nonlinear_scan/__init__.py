@@ -111,7 +111,8 @@ def nonlinear_scan(
     Jacobians (2, 2). A Jacobian costs n evaluations of the cell in memory and time, so keep n small in
     "newton".
 
-    A call with `torch.compile` runs `max_iterations` iterations. Rows that do not converge are NaN, and
+    The modes of Newton's method have no forward-mode derivatives, no `vmap` and no `torch.export`. A call
+    under `torch.compile` runs `max_iterations` iterations. Rows that do not converge are NaN, and
     `convergence` has the residual.
 
     Args:
@@ -126,9 +127,10 @@ def nonlinear_scan(
         diagonal: function of the cell's arguments that returns the diagonal of the Jacobian, in the shape of
             h. It saves the n evaluations in "quasi_newton" and "damped". An approximation needs more
             iterations, for the same result.
-        tolerance: largest |cell(h_{t-1}, x_t) - h_t| / (1 + |h_t|) of the result; None means 2e-6 in float32
+        tolerance: largest |cell(h_{t-1}, x_t) - h_t| of the result, and largest last step of the iterations,
+            relative to 1 + |h_t|, with |h_t| the largest entry of the last axis. None means 2e-6 in float32
             and 1e-11 in float64.
-        max_iterations: None means 100, or 12 under `torch.compile`.
+        max_iterations: None means 100. Under `torch.compile`, it means 12 with "newton" and 30 otherwise.
         damping: weight of the distance to the last iteration in "damped".
         otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
         convergence: takes the number of iterations and the residual of the call.

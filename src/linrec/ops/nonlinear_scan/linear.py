@@ -7,13 +7,20 @@ from linrec.ops.core.loop import matrix_product, recurrence
 from linrec.ops.scan import scan
 from linrec.ops.scan.torch import Scan
 
-# up to this size, a broadcast product is faster than a batch of matrix products
-SMALL = 4
+# on a CPU, the least entries of the matrices of a step for which a loop of n^2 products is faster
+LOOPED = 512
 
 
 def whole(J: Tensor, b: Tensor, state: Tensor) -> Tensor:
     """Return h_t = J_t h_{t-1} + b_t with matrices J (b, t, .., n, n) and b (b, t, .., n)."""
-    return recurrence(J, b, state, product=_small_product if J.shape[-1] <= SMALL else matrix_product)
+    entries = J[:, :1].numel()
+    if J.device.type != "cpu" or torch.compiler.is_compiling() or entries < LOOPED:
+        return recurrence(J, b, state, product=matrix_product)
+    h, steps = state, []
+    for J_t, b_t in zip(J.unbind(1), b.unbind(1), strict=True):
+        h = (J_t @ h[..., None])[..., 0] + b_t
+        steps.append(h)
+    return torch.stack(steps, 1)
 
 
 def diagonal(d: Tensor, b: Tensor, state: Tensor | None, *, reverse: bool = False) -> Tensor:

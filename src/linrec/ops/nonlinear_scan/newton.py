@@ -4,22 +4,21 @@
     h'_t = A_t h'_{t-1} + f_t - A_t h_{t-1}
 
 h are the states of one iteration, and h' of the next. With the diagonal in place of A_t, the solution is the
-same. After i iterations the first i states are exact, so t iterations are always enough, unless they are
-damped.
+same. But for rounding, the first i states are exact after i iterations that are not damped.
 
 The gradient is a linear recurrence backwards in time, l_t = g_t + A_{t+1}^T l_{t+1}, with g_t the gradient of
 the loss by h_t as an output. Whole Jacobians solve it at once. With diagonals, the same iterations solve it,
 with products A^T l; a diagonal alone would give a wrong gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
 from linrec.ops.core.isolation import Isolation, documents, entering
 from linrec.ops.core.kernel import differentiated
@@ -27,12 +26,15 @@ from linrec.ops.core.loop import Tensors
 from linrec.ops.core.precision import wide
 from linrec.ops.nonlinear_scan.convergence import Convergence, not_converged
 from linrec.ops.nonlinear_scan.linear import diagonal, smoothed, whole
-from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
+from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, check_result, looped
 from linrec.rules import require
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-11}
+MAX_ITERATIONS = 100
 # a compiled call runs all its iterations
-MAX_ITERATIONS, MAX_COMPILED = 100, 12
+MAX_COMPILED = {"newton": 12, "quasi_newton": 30, "damped": 30}
+# directions of a Jacobian at a time, where the diagonal alone is kept
+CHUNK = 8
 
 
 def newton(kind: str) -> Callable[[NonlinearScan], Values]:
@@ -45,9 +47,10 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         isolation = Isolation(documents(steps, past=1))
         state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
         x = isolation.enter(x, begin=1)
-        limit = MAX_COMPILED if torch.compiler.is_compiling() else MAX_ITERATIONS
+        limit = MAX_COMPILED[kind] if torch.compiler.is_compiling() else MAX_ITERATIONS
         solver = Solver(
-            kind,
+            # a Jacobian of one entry is its diagonal
+            "quasi_newton" if kind == "newton" and state.shape[-1] == 1 else kind,
             given.diagonal,
             TOLERANCE[state.dtype] if given.tolerance is None else given.tolerance,
             limit if given.max_iterations is None else given.max_iterations,
@@ -61,10 +64,11 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         if given.guess is not None:
             guess = given.guess.detach().to(state.dtype).nan_to_num(0.0, 0.0, 0.0)
         parameters = tuple(map(wide, given.parameters))
-        _check_closure(given.cell, x, parameters, state)
+        _check_cell(given.cell, x, parameters, state)
         h = solved(solver, given.cell, (x,), parameters, state, reset, guess)
         h = isolation.leave(h, begin=1)
-        return h, h[:, -1]
+        # a view would keep all states
+        return h, h[:, -1].clone()
 
     return run
 
@@ -86,67 +90,79 @@ class Solver:
     ) -> Tensor:
         """Return the states of all steps. `cell` takes h, the tensors of x, and the parameters."""
         compiling = torch.compiler.is_compiling()
+        step = torch.full((), torch.inf, dtype=h.dtype, device=h.device)
         for count in range(self.max_iterations + 1):
             before = _before(h, state, cut)
-            f = _everywhere(cell, before, x, parameters)
-            residual = (f - h).abs() / (self.tolerance * (1 + f.abs()))
-            # the look at the residual waits for the device
-            if count == self.max_iterations or (not compiling and bool(residual.amax() <= 1)):
+            f, A = self._linearised(cell, before, x, parameters, cut)
+            # the rounding error of an entry is that of the largest entry of its step
+            scale = self.tolerance * (1 + f.abs().amax(-1, keepdim=True))
+            # a slow cell has small residuals far from the solution, but large steps
+            wrong = torch.maximum((f - h).abs(), step) / scale
+            # the look at the values waits for the device
+            if count == self.max_iterations or (not compiling and bool(wrong.amax() <= 1)):
                 break
-            h = self._next(cell, before, f, h, x, parameters, state, cut)
+            following = self._next(A, f, before, h, state)
             # steps that overflow start again
-            h = torch.where(h.isfinite(), h, 0.0)
+            following = torch.where(following.isfinite(), following, 0.0)
+            h, step = following, (following - h).abs()
         if self.convergence is not None:
-            self.convergence.write(count, residual.amax())
+            self.convergence.write(count, wrong.amax(), pending=compiling)
         if compiling:
-            failed = ~(residual.flatten(1).amax(1) <= 1)
+            failed = ~(wrong.flatten(1).amax(1) <= 1)
             return f.masked_fill(_beside(failed, f), torch.nan)
-        if bool(residual.amax() <= 1):
+        if bool(wrong.amax() <= 1):
             return f
         if self.otherwise == "error":
-            raise not_converged(count, float(residual.amax()))
+            raise not_converged(count, float(wrong.amax()))
         return looped(cell, x, parameters, state, cut)[0]
 
-    def _next(
-        self,
-        cell: Cell,
-        before: Tensor,
-        f: Tensor,
-        h: Tensor,
-        x: Tensors,
-        parameters: Tensors,
-        state: Tensor,
-        cut: Tensor | None,
-    ) -> Tensor:
+    def _linearised(
+        self, cell: Cell, before: Tensor, x: Tensors, parameters: Tensors, cut: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return f, and A (b, t, .., n, n) or its diagonal (b, t, .., n), zero at a cut."""
+        if self.kind != "newton" and self.diagonal is not None:
+            f = _everywhere(cell, before, x, parameters)
+            A = _everywhere(self.diagonal, before, x, parameters)
+        else:
+            f, pull = vjp(lambda h: _everywhere(cell, h, x, parameters), before)[:2]
+            n = before.shape[-1]
+            eye = torch.eye(n, dtype=before.dtype, device=before.device)
+            if self.kind == "newton":
+                A = vmap(lambda e: pull(e.expand_as(before))[0])(eye).movedim(0, -2)
+            else:
+                entry = vmap(
+                    lambda e: (pull(e.expand_as(before))[0] * e).sum(-1),
+                    chunk_size=None if torch.compiler.is_compiling() else CHUNK,
+                )
+                A = entry(eye).movedim(0, -1)
+        return f, A if cut is None else A.masked_fill(_beside(cut, A), 0)
+
+    def _next(self, A: Tensor, f: Tensor, before: Tensor, h: Tensor, state: Tensor) -> Tensor:
         """Return the states of the next iteration."""
         if self.kind == "newton":
-            A = _jacobian(cell, before, x, parameters, cut)
             return whole(A, f - (A @ before[..., None])[..., 0], state)
-        d = self._diagonal(cell, before, x, parameters, cut)
-        b = f - d * before
-        return smoothed(d, b, state, h, self.damping) if self.kind == "damped" else diagonal(d, b, state)
+        b = f - A * before
+        return smoothed(A, b, state, h, self.damping) if self.kind == "damped" else diagonal(A, b, state)
 
     def adjoint(
         self, cell: Cell, x: Tensors, parameters: Tensors, before: Tensor, cut: Tensor | None, g: Tensor
     ) -> Tensor:
         """Return l_t = g_t + A_{t+1}^T l_{t+1}; A is zero at a cut, and after the last step."""
         start = torch.zeros_like(g[:, 0])
+        _, A = self._linearised(cell, before, x, parameters, cut)
         if self.kind == "newton":
-            A = _jacobian(cell, before, x, parameters, cut)
             return whole(_following(A).mT, g.flip(1), start).flip(1)
-        d = self._diagonal(cell, before, x, parameters, cut)
+        # the recurrence is linear: the largest entry of a row is 1, so that the tolerance is relative
+        size = g.detach().flatten(1).abs().amax(1).clamp(min=torch.finfo(g.dtype).tiny)
+        g = g / _beside(size, g)
         ends = None if cut is None else _following(cut)
-        given = (g.flip(1), _following(d), _following(before), *map(_following, x))
-        solver = replace(self, diagonal=_given_diagonal, convergence=None)
-        return solved(solver, partial(_backwards, cell), given, parameters, start, ends, g.flip(1)).flip(1)
-
-    def _diagonal(
-        self, cell: Cell, before: Tensor, x: Tensors, parameters: Tensors, cut: Tensor | None
-    ) -> Tensor:
-        if self.diagonal is None:
-            return _jacobian(cell, before, x, parameters, cut).diagonal(dim1=-2, dim2=-1)
-        d = _everywhere(self.diagonal, before, x, parameters)
-        return d if cut is None else d.masked_fill(_beside(cut, d), 0)
+        # after the last step A is zero, and the cell gets arguments of the last step
+        cells = (part[:, [*range(1, part.shape[1]), -1]].flip(1) for part in (before, *x))
+        given = (g.flip(1), _following(A), *cells)
+        solver = replace(self, kind="quasi_newton", diagonal=_given_diagonal, convergence=None)
+        backwards = partial(_backwards, cell)
+        found = solved(solver, backwards, given, parameters, start, ends, g.flip(1)).flip(1)
+        return found * _beside(size, found)
 
 
 def solved(
@@ -169,7 +185,7 @@ class _Solved(torch.autograd.Function):
     def forward(
         solver: Solver, cell: Cell, n: int, cut: Tensor | None, guess: Tensor, state: Tensor, *tensors: Tensor
     ) -> Tensor:
-        return solver.solve(cell, tensors[:n], tensors[n:], state, cut, guess)
+        return solver.solve(cell, *_split(tensors, n), state, cut, guess)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -179,26 +195,37 @@ class _Solved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         h, cut, state, *tensors = ctx.saved_tensors
-        x, parameters = tuple(tensors[: ctx.n]), tuple(tensors[ctx.n :])
+        x, parameters = _split(tensors, ctx.n)
         before = _before(h, state, cut)
         adjoint = ctx.solver.adjoint(ctx.cell, x, parameters, before, cut, g)
 
-        def applied(before: Tensor, *tensors: Tensor) -> Tensor:
-            return _everywhere(ctx.cell, before, tensors[: ctx.n], tensors[ctx.n :])
+        given = [before, *tensors]
+        # the state's gradient is that of `before` at the first step
+        wanted = [place for place, needed in enumerate(ctx.needs_input_grad[5:]) if needed]
 
-        pull = vjp(applied, before, *x, *parameters)[1]
-        of_before, *of_tensors = pull(adjoint)
-        of_state = of_before[:, 0]
-        if cut is not None:
-            of_state = of_state.masked_fill(_beside(cut[:, 0], of_state), 0)
-        return None, None, None, None, None, of_state, *of_tensors
+        def applied(*some: Tensor) -> Tensor:
+            parts = dict(enumerate(given)) | dict(zip(wanted, some, strict=True))
+            return _everywhere(ctx.cell, parts[0], *_split([*parts.values()][1:], ctx.n))
+
+        pull = vjp(applied, *(given[place] for place in wanted))[1]
+        gradients: list[Tensor | None] = [None] * len(given)
+        for place, gradient in zip(wanted, pull(adjoint), strict=True):
+            gradients[place] = gradient
+        if gradients[0] is not None:
+            of_state = gradients[0][:, 0]
+            gradients[0] = of_state if cut is None else of_state.masked_fill(_beside(cut[:, 0], of_state), 0)
+        return None, None, None, None, None, *gradients
 
 
-def _check_closure(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> None:
-    """Raise if the cell has tensors that need a gradient beside its arguments: they would get none."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return
+def _split(tensors: Sequence[Tensor], n: int) -> tuple[Tensors, Tensors]:
+    """Return the tensors of x, which are the first n, and the parameters."""
+    return tuple(tensors[:n]), tuple(tensors[n:])
+
+
+def _check_cell(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> None:
+    """Raise if a result of the cell is no state, or needs a gradient of tensors that are no arguments."""
     h = cell(state.detach(), x[:, 0].detach(), *(parameter.detach() for parameter in parameters))
+    check_result(h, state)
     require(
         not h.requires_grad,
         "`cell` must get all tensors that need a gradient as `parameters`; got a cell whose result needs a "
@@ -231,18 +258,6 @@ def _everywhere(cell: Cell, before: Tensor, x: Tensors, parameters: Tensors) -> 
     """Apply the cell to all steps at once."""
     flat = (part.flatten(0, 1) for part in x)
     return cell(before.flatten(0, 1), *flat, *parameters).unflatten(0, before.shape[:2])
-
-
-def _jacobian(cell: Cell, before: Tensor, x: Tensors, parameters: Tensors, cut: Tensor | None) -> Tensor:
-    """Return A (b, t, .., n, n), zero at a cut."""
-
-    def column(direction: Tensor) -> Tensor:
-        applied = partial(_everywhere, cell, x=x, parameters=parameters)
-        return jvp(lambda h: applied(h), (before,), (direction.expand_as(before),))[1]
-
-    n = before.shape[-1]
-    A = vmap(column, out_dims=-1)(torch.eye(n, dtype=before.dtype, device=before.device))
-    return A if cut is None else A.masked_fill(_beside(cut, A), 0)
 
 
 def _beside(flags: Tensor, x: Tensor) -> Tensor:

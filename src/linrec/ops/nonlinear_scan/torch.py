@@ -9,6 +9,7 @@ from linrec.ops.core.checks import State
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import wide
 from linrec.ops.nonlinear_scan.convergence import Convergence
+from linrec.rules import require
 
 Values = tuple[Tensor, Tensor]
 Cell = Callable[..., Tensor]
@@ -64,4 +65,14 @@ def looped(cell: Cell, x: Tensors, parameters: Tensors, state: Tensor, reset: Te
         return (h,), (h,)
 
     (last,), (h,) = loop(step, (state,), [reset, *x])
+    check_result(last, state)
     return h, last
+
+
+def check_result(h: Tensor, state: Tensor) -> None:
+    """Raise unless a result of the cell has the shape and the dtype of the state."""
+    require(
+        h.shape == state.shape and h.dtype == state.dtype,
+        f"`cell` must return h of shape {tuple(state.shape)} in {state.dtype}, as its first argument; got "
+        f"{tuple(h.shape)} in {h.dtype}.",
+    )
