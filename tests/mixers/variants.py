@@ -433,6 +433,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "released": {},
         "steps": {"n_steps": 3, "a_init": 0.3, "activation": "tanh", "gate_inside": True},
     },
+    "exp_rnn": {
+        "paper": {},
+        "Cayley": {"matrix_map": "cayley", "init": "henaff"},
+        "dtriv": {"init": "henaff", "base": "start"},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},

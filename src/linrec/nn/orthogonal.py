@@ -1,0 +1,102 @@
+"""Orthogonal matrices as functions of skew-symmetric matrices."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linrec.nn.float32 import Float32Module
+from linrec.nn.parameters import mark
+from linrec.ops.core.precision import in_double, without_autocast
+from linrec.rules import choice
+
+__all__ = ["Base", "MatrixMap", "Orthogonal", "SkewInit", "cayley"]
+
+MatrixMap = Literal["exp", "cayley"]
+SkewInit = Literal["henaff", "cayley"]
+Base = Literal["identity", "start"]
+
+
+def cayley(A: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Return (I + A)^-1 (I - A), orthogonal for a skew-symmetric A, without the eigenvalue -1.
+
+    Example:
+        >>> cayley(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
+        tensor([[ 0., -1.],
+                [ 1.,  0.]])
+    """
+    one = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    # I + A is never singular, and the check for that waits for a GPU
+    solution: Tensor = torch.linalg.solve_ex(one + A, one - A)[0]
+    return solution
+
+
+MAPS: Mapping[str, Callable[[Tensor], Tensor]] = {"exp": torch.matrix_exp, "cayley": cayley}
+
+
+class Orthogonal(Float32Module):
+    """An orthogonal matrix map(A - A^T), or B_0 map(A - A^T), of a learned A above the diagonal.
+
+    The matrix stays orthogonal under every update of A. The n (n - 1) / 2 numbers of A stay in float32, in
+    the group "transition" without weight decay.
+
+    A starts in blocks [[0, s], [-s, 0]] along the diagonal, which give rotations of pairs of channels. The
+    last channel of an odd n starts alone, with eigenvalue 1.
+
+    Args:
+        n: size of the matrix.
+        matrix_map: "exp", the matrix exponential, which reaches all matrices of determinant 1, or "cayley".
+        init: "henaff", s uniform in [-pi, pi], or "cayley", s = -tan(u / 2) with u uniform in [0, pi / 2]:
+            Cayley's map gives rotations by u.
+        base: "identity", B_0 = I; or "start", B_0 is the initial matrix, and A starts at zero.
+
+    Raises:
+        ValueError: an unknown name.
+
+    Source:
+        Lezcano-Casado and Martinez-Rubio (2019), and Lezcano-Casado (2019) for B_0; the initial A of Henaff,
+        Szlam and LeCun (2016), and of Helfrich, Willmott and Ye (2018).
+
+    Example:
+        >>> B = Orthogonal(3)()
+        >>> torch.allclose(B @ B.T, torch.eye(3), atol=1e-6)
+        True
+    """
+
+    base: Tensor | None
+
+    def __init__(
+        self, n: int, *, matrix_map: MatrixMap = "exp", init: SkewInit = "cayley", base: Base = "identity"
+    ) -> None:
+        super().__init__()
+        choice(MatrixMap, matrix_map=matrix_map)
+        choice(SkewInit, init=init)
+        choice(Base, base=base)
+        self.n, self.matrix_map = n, matrix_map
+        if init == "henaff":
+            s = torch.empty(n // 2).uniform_(-math.pi, math.pi)
+        else:
+            s = -torch.tan(torch.empty(n // 2).uniform_(0, math.pi / 2) / 2)
+        A = torch.zeros(n, n)
+        A.diagonal(1)[::2] = s
+        rows, columns = torch.triu_indices(n, n, 1)
+        self.A = nn.Parameter(A[rows, columns])
+        self.register_buffer("base", None)
+        mark(self, "A", float32=True)
+        if base == "start":
+            self.base = self().detach()
+            self.keep_float32("base")
+            nn.init.zeros_(self.A)
+
+    def forward(self) -> Float[Tensor, "n n"]:
+        """Return the matrix, in float32 or better."""
+        with without_autocast(self.A.device.type):
+            rows, columns = torch.triu_indices(self.n, self.n, 1, device=self.A.device)
+            # errors of float32 in the exponential would add up over long sequences
+            upper = in_double(self.A.new_zeros(self.n, self.n).index_put((rows, columns), self.A))
+            B = MAPS[self.matrix_map](upper - upper.mT)
+            B = B if self.base is None else in_double(self.base) @ B
+            return B.to(self.A.dtype)
