@@ -14,7 +14,7 @@ from linrec.models import LanguageModel, ModelConfig
 from linrec.models.regional import with_parts_compiled
 from linrec.trees import leaves
 from perf.memory import peak_bytes, release, why
-from perf.timing import calls_per_second, wait
+from perf.timing import calls_per_second, tokens_per_second, wait
 from perf.training import Windows
 
 PRECISION: Precision = "bf16-mixed"
@@ -70,11 +70,7 @@ def measure_decoding(
             "captured": numbers.captured,
             "prefill_tokens_per_second": prompts.median * batch * length,
             "first_seconds": first,
-            "tokens_per_second": {
-                "median": steps.median * batch,
-                "lowest": steps.lowest * batch,
-                "highest": steps.highest * batch,
-            },
+            "tokens_per_second": tokens_per_second(steps, batch),
             "step_ms": 1e3 / steps.median,
             "bytes": bytes_of_a_step(cast, numbers.state.layers),
             "peak_bytes": peak_bytes(device),

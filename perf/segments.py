@@ -16,7 +16,7 @@ from linrec.train.state import matmul_precision
 from linrec.trees import map_tree
 from perf.memory import peak_bytes, release, why
 from perf.peers import UnsuitedError
-from perf.timing import calls_per_second, wait
+from perf.timing import calls_per_second, tokens_per_second, wait
 from perf.training import Windows
 
 Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -172,11 +172,7 @@ def _measured(
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "first_seconds": first,
-        "tokens_per_second": {
-            "median": rate.median * per_step,
-            "lowest": rate.lowest * per_step,
-            "highest": rate.highest * per_step,
-        },
+        "tokens_per_second": tokens_per_second(rate, per_step),
         "step_ms": 1e3 / rate.median,
         "peak_bytes": peak_bytes(device),
     }

@@ -75,6 +75,15 @@ def measure(
     return Timing(statistics.median(times), _percentile(times, 0.2), _percentile(times, 0.8))
 
 
+def tokens_per_second(rate: "Rate", per_call: int) -> dict[str, float]:
+    """Return the median, lowest and highest speed of calls of so many tokens, as JSON holds them."""
+    return {
+        "median": rate.median * per_call,
+        "lowest": rate.lowest * per_call,
+        "highest": rate.highest * per_call,
+    }
+
+
 def calls_per_second(
     function: Callable[[], Any], device: torch.device, *, windows: int = 5, seconds: float = 0.1
 ) -> Rate:

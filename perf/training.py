@@ -23,7 +23,7 @@ from perf.encoders import MIXER_ARGUMENTS
 from perf.kernels import profiled, summary
 from perf.memory import peak_bytes, release, why
 from perf.sizes import Model, Size
-from perf.timing import calls_per_second
+from perf.timing import calls_per_second, tokens_per_second
 from perf.training_peers import fla_model, make_fla_step
 
 PROFILED_STEPS = 5
@@ -223,11 +223,7 @@ def _timed(
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "first_seconds": first,
-        "tokens_per_second": {
-            "median": rate.median * per_step,
-            "lowest": rate.lowest * per_step,
-            "highest": rate.highest * per_step,
-        },
+        "tokens_per_second": tokens_per_second(rate, per_step),
         "steps_per_window": rate.calls,
         "step_ms": 1e3 / rate.median,
         "peak_bytes": peak_bytes(device),
