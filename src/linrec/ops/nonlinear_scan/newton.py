@@ -47,7 +47,8 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         isolation = Isolation(documents(steps, past=1))
         state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
         x = isolation.enter(x, begin=1)
-        limit = MAX_COMPILED[kind] if torch.compiler.is_compiling() else MAX_ITERATIONS
+        blind = torch.compiler.is_compiling() or x.is_meta
+        limit = MAX_COMPILED[kind] if blind else MAX_ITERATIONS
         solver = Solver(
             # a Jacobian of one entry is its diagonal
             "quasi_newton" if kind == "newton" and state.shape[-1] == 1 else kind,
@@ -58,7 +59,7 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
             given.otherwise,
             given.convergence,
         )
-        if given.convergence is not None and not torch.compiler.is_compiling():
+        if given.convergence is not None and not blind:
             given.convergence.check()
         guess = state.new_zeros(*x.shape[:2], *state.shape[1:])
         if given.guess is not None:
@@ -89,7 +90,8 @@ class Solver:
         self, cell: Cell, x: Tensors, parameters: Tensors, state: Tensor, cut: Tensor | None, h: Tensor
     ) -> Tensor:
         """Return the states of all steps. `cell` takes h, the tensors of x, and the parameters."""
-        compiling = torch.compiler.is_compiling()
+        # no values can be read in a graph or without data
+        blind = torch.compiler.is_compiling() or h.is_meta
         step = torch.full((), torch.inf, dtype=h.dtype, device=h.device)
         for count in range(self.max_iterations + 1):
             before = _before(h, state, cut)
@@ -99,15 +101,15 @@ class Solver:
             # a slow cell has small residuals far from the solution, but large steps
             wrong = torch.maximum((f - h).abs(), step) / scale
             # the look at the values waits for the device
-            if count == self.max_iterations or (not compiling and bool(wrong.amax() <= 1)):
+            if count == self.max_iterations or (not blind and bool(wrong.amax() <= 1)):
                 break
             following = self._next(A, f, before, h, state)
             # steps that overflow start again
             following = torch.where(following.isfinite(), following, 0.0)
             h, step = following, (following - h).abs()
         if self.convergence is not None:
-            self.convergence.write(count, wrong.amax(), pending=compiling)
-        if compiling:
+            self.convergence.write(count, wrong.amax(), pending=blind)
+        if blind:
             failed = ~(wrong.flatten(1).amax(1) <= 1)
             return f.masked_fill(_beside(failed, f), torch.nan)
         if bool(wrong.amax() <= 1):

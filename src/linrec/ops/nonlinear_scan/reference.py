@@ -11,8 +11,8 @@ def nonlinear_scan_reference(given: NonlinearScan) -> Values:
     h, hs = given.state, []
     for t in range(given.x.shape[1]):
         if given.reset is not None:
-            rows = zip(h, given.reset[:, t], strict=True)
-            h = torch.stack([torch.zeros_like(row) if cut else row for row, cut in rows])
+            cut = given.reset[:, t].reshape(-1, *[1] * (h.ndim - 1))
+            h = torch.where(cut, 0, h)
         h = given.cell(h, given.x[:, t], *map(wide, given.parameters))
         hs.append(h)
     return torch.stack(hs, 1), h
