@@ -158,6 +158,14 @@ def test_cells_of_every_kind(mode):
     assert weight.grad is not None and state.untyped_storage().nbytes() == 2 * 4 * 8
 
 
+def test_parameters_in_half_precision_beside_inputs_in_float32():
+    x, W = inputs(20)
+    x, W = x.float(), W.bfloat16()
+    for mode in ("recurrent", *NEWTON):
+        y, _ = nonlinear_scan(elman, x, W, mode=mode)
+        assert_agree(y, nonlinear_scan(elman, x, W.float())[0])
+
+
 def test_results_that_are_no_state_are_refused():
     x, _ = inputs(5)
     for mode in ("recurrent", *NEWTON):

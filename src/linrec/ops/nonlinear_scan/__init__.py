@@ -5,8 +5,8 @@ from torch import Tensor
 
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented
-from linrec.ops.core.checks import check_dtype, check_supported
-from linrec.ops.core.precision import accumulation
+from linrec.ops.core.checks import check_dtype, check_supported, name_of
+from linrec.ops.core.precision import REAL, accumulation
 from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.newton import newton
 from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
@@ -21,9 +21,11 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
     x = given.x
     require(x.ndim >= 3, f"`x` must have shape (b, t, ..), at least 3 axes; got {tuple(x.shape)}.")
     wide = accumulation(check_supported("x", x))
+    # the cell gets them in the accumulation dtype
+    allowed = [dtype for dtype in REAL if not dtype.is_complex and accumulation(dtype) == wide]
     for parameter in given.parameters:
         if parameter.is_floating_point():
-            check_dtype("parameters", parameter, (x.dtype, wide), " beside this `x`")
+            check_dtype("parameters", parameter, allowed, f" beside `x` in {name_of(x.dtype)}")
     if given.state is not None:
         require(
             given.state.ndim >= 2 and len(given.state) == len(x),
