@@ -7,8 +7,8 @@
     g_i = (1 - a_i) g_{i-1} + a_i u_i    i = 1..K
     h_t = (1 - s_t) * h_{t-1} + s_t * g_K
 
-x is the input, t time, h the hidden state and output, s a gate that sets how fast time runs, g the state of
-an ordinary differential equation, a_i the learned length of inner step i, and phi an activation.
+x is the input, t time, and h the hidden state and output. The gate s sets how fast time runs. g is the state
+of an ordinary differential equation, a_i the learned length of inner step i, and phi an activation.
 """
 
 from typing import Literal, NamedTuple

@@ -37,9 +37,9 @@ class TransformerXL(SegmentMixer):
     """a = Masked-Softmax(A / sqrt(d_head)) [SG(m) | h] W_v: steps see their segment and a memory before it.
 
     The memory of a layer holds the layer's inputs of the last M steps before the segment, without gradients.
-    Keys and values of the memory are computed again in each call, so that W_k and W_v get gradients from the
-    memory too, so a step of a stream costs as much as a segment. A step sees up to M + T - 1 steps before
-    itself, and L layers reach L M steps back.
+    Each call computes the keys and values of the memory again, so that W_k and W_v get gradients from the
+    memory too. A step of a stream therefore costs as much as a segment. A step sees up to M + T - 1 earlier
+    steps, and L layers reach L M steps back.
 
     | model of the paper | arguments |
     |---|---|

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.isolation import Isolation, documents, entering
+from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.rules import require
 from linrec.trees import Tree, leaves, map_tree
 
@@ -265,7 +265,7 @@ def _piece(
     # without new steps the last one may be dead
     alive = (document == document[:, -1:]) & (document >= 0)
     segment = _floats(lambda part: isolation.leave(part, begin=1), segment)
-    segment = map_tree(lambda part: part.masked_fill(~_beside(alive, part), 0), segment)
+    segment = map_tree(lambda part: part.masked_fill(~beside(alive, part), 0), segment)
     memory = chosen(reset.any(1), fresh, memory)
     return y, SegmentState(memory, segment, alive, position)
 
@@ -310,11 +310,6 @@ def chosen(rows: Bool[Tensor, "b"], tree: Tree, other: Tree) -> Any:
 
     def choose(part: Tensor) -> Tensor:
         old = next(others)
-        return torch.where(_beside(rows, old), part.to(old.dtype), old)
+        return torch.where(beside(rows, old), part.to(old.dtype), old)
 
     return map_tree(choose, tree)
-
-
-def _beside(flags: Tensor, part: Tensor) -> Tensor:
-    """Reshape flags to broadcast against the axes that follow theirs."""
-    return flags.reshape(*flags.shape, *[1] * (part.dim() - flags.dim()))

@@ -192,8 +192,18 @@ _ENTER = Differentiable(_Entering, _Entered, _enter, _enter_adjoint, kept=("bad"
 _LEAVE = Differentiable(_Leaving, _Left, _leave, _leave_adjoint, saves=("hidden", "document"))
 
 
+def beside(flags: Tensor, x: Tensor) -> Tensor:
+    """Reshape flags to broadcast against the axes of x that follow theirs.
+
+    Example:
+        >>> beside(torch.zeros(2, 5), torch.zeros(2, 5, 3, 4)).shape
+        torch.Size([2, 5, 1, 1])
+    """
+    return flags.reshape(*flags.shape, *[1] * (x.ndim - flags.ndim))
+
+
 def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
-    return x.masked_fill(rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim)), value)
+    return x.masked_fill(beside(rows, x), value)
 
 
 def _reached(bad: Tensor, document: Tensor, window: int | None, causal: bool = True) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from linrec.ops.core.isolation import Isolation, documents, entering
+from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.ops.core.kernel import differentiated
 from linrec.ops.core.loop import Tensors
 from linrec.ops.core.precision import wide
@@ -111,7 +111,7 @@ class Solver:
             self.convergence.write(count, wrong.amax(), pending=blind)
         if blind:
             failed = ~(wrong.flatten(1).amax(1) <= 1)
-            return f.masked_fill(_beside(failed, f), torch.nan)
+            return f.masked_fill(beside(failed, f), torch.nan)
         if bool(wrong.amax() <= 1):
             return f
         if self.otherwise == "error":
@@ -137,7 +137,7 @@ class Solver:
                     chunk_size=None if torch.compiler.is_compiling() else CHUNK,
                 )
                 A = entry(eye).movedim(0, -1)
-        return f, A if cut is None else A.masked_fill(_beside(cut, A), 0)
+        return f, A if cut is None else A.masked_fill(beside(cut, A), 0)
 
     def _next(self, A: Tensor, f: Tensor, before: Tensor, h: Tensor, state: Tensor) -> Tensor:
         """Return the states of the next iteration."""
@@ -156,7 +156,7 @@ class Solver:
             return whole(_following(A).mT, g.flip(1), start).flip(1)
         # the recurrence is linear: the largest entry of a row is 1, so that the tolerance is relative
         size = g.detach().flatten(1).abs().amax(1).clamp(min=torch.finfo(g.dtype).tiny)
-        g = g / _beside(size, g)
+        g = g / beside(size, g)
         ends = None if cut is None else _following(cut)
         # after the last step A is zero, and the cell gets arguments of the last step
         cells = (part[:, [*range(1, part.shape[1]), -1]].flip(1) for part in (before, *x))
@@ -164,7 +164,7 @@ class Solver:
         solver = replace(self, kind="quasi_newton", diagonal=_given_diagonal, convergence=None)
         backwards = partial(_backwards, cell)
         found = solved(solver, backwards, given, parameters, start, ends, g.flip(1)).flip(1)
-        return found * _beside(size, found)
+        return found * beside(size, found)
 
 
 def solved(
@@ -215,7 +215,7 @@ class _Solved(torch.autograd.Function):
             gradients[place] = gradient
         if gradients[0] is not None:
             of_state = gradients[0][:, 0]
-            gradients[0] = of_state if cut is None else of_state.masked_fill(_beside(cut[:, 0], of_state), 0)
+            gradients[0] = of_state if cut is None else of_state.masked_fill(beside(cut[:, 0], of_state), 0)
         return None, None, None, None, None, *gradients
 
 
@@ -248,7 +248,7 @@ def _given_diagonal(later: Tensor, g: Tensor, d: Tensor, *rest: Tensor) -> Tenso
 def _before(h: Tensor, state: Tensor, cut: Tensor | None) -> Tensor:
     """Return h_{t-1} of every step, zeros at a cut."""
     before = torch.cat([state[:, None], h[:, :-1]], 1)
-    return before if cut is None else before.masked_fill(_beside(cut, before), 0)
+    return before if cut is None else before.masked_fill(beside(cut, before), 0)
 
 
 def _following(x: Tensor) -> Tensor:
@@ -260,8 +260,3 @@ def _everywhere(cell: Cell, before: Tensor, x: Tensors, parameters: Tensors) -> 
     """Apply the cell to all steps at once."""
     flat = (part.flatten(0, 1) for part in x)
     return cell(before.flatten(0, 1), *flat, *parameters).unflatten(0, before.shape[:2])
-
-
-def _beside(flags: Tensor, x: Tensor) -> Tensor:
-    """Reshape flags to broadcast against the axes that follow theirs."""
-    return flags.reshape(*flags.shape, *[1] * (x.dim() - flags.dim()))

@@ -2,6 +2,7 @@
 
 import torch
 
+from linrec.ops.core.isolation import beside
 from linrec.ops.core.precision import wide
 from linrec.ops.nonlinear_scan.torch import NonlinearScan, Values
 
@@ -11,8 +12,7 @@ def nonlinear_scan_reference(given: NonlinearScan) -> Values:
     h, hs = given.state, []
     for t in range(given.x.shape[1]):
         if given.reset is not None:
-            cut = given.reset[:, t].reshape(-1, *[1] * (h.ndim - 1))
-            h = torch.where(cut, 0, h)
+            h = torch.where(beside(given.reset[:, t], h), 0, h)
         h = given.cell(h, given.x[:, t], *map(wide, given.parameters))
         hs.append(h)
     return torch.stack(hs, 1), h

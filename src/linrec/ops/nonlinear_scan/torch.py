@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from linrec.ops.core.checks import State
+from linrec.ops.core.isolation import beside
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import wide
 from linrec.ops.nonlinear_scan.convergence import Convergence
@@ -60,7 +61,7 @@ def looped(cell: Cell, x: Tensors, parameters: Tensors, state: Tensor, reset: Te
     def step(states: Tensors, cut: Tensor | None, *now: Any) -> Step:
         (h,) = states
         if cut is not None:
-            h = h.masked_fill(cut.reshape(-1, *[1] * (h.dim() - 1)), 0)
+            h = h.masked_fill(beside(cut, h), 0)
         h = cell(h, *now, *parameters)
         return (h,), (h,)
 
