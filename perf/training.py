@@ -15,7 +15,7 @@ from linrec.models import LanguageModel, ModelConfig, preset
 from linrec.models.regional import compiling
 from linrec.train import LoopConfig, OptimConfig, get_recipe
 from linrec.train.config import complete_mixer_args
-from linrec.train.fabric import make_fabric, uses_compile
+from linrec.train.fabric import Fabric, make_fabric, uses_compile
 from linrec.train.optim import make_optimizers, set_learning_rate
 from linrec.train.state import deterministic, matmul_precision, seed_all
 from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
@@ -24,7 +24,7 @@ from perf.kernels import profiled, summary
 from perf.memory import peak_bytes, release, why
 from perf.sizes import Model, Size
 from perf.timing import calls_per_second, tokens_per_second
-from perf.training_peers import fla_model, make_fla_step
+from perf.training_peers import fla_loss, fla_model, make_fla_step
 
 PROFILED_STEPS = 5
 FLOPS = (
@@ -92,17 +92,7 @@ def make_step(
 
     Compiled, and on CUDA replayed as one graph, as `loop.compile` has it.
     """
-    fabric = make_fabric(loop)
-    seed_all(loop.seed)
-    with fabric.device:
-        model = LanguageModel(config)
-    model.recompute = loop.recompute
-    compiled = uses_compile(loop, fabric.device)
-    objective: Any = Objective(model)
-    if compiled:
-        torch.compiler.reset()
-        objective.compile()
-    objective = fabric.setup_module(objective)
+    fabric, model, objective = _make_objective(config, loop)
     optimizers = make_optimizers(model, optim)
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     step: Callable[..., None] = functools.partial(
@@ -114,7 +104,7 @@ def make_step(
         accumulate=loop.accumulate,
         clip_norm=optim.clip_norm,
     )
-    if compiled and fabric.device.type == "cuda":
+    if uses_compile(loop, fabric.device) and fabric.device.type == "cuda":
         step = CapturedStep(step)
 
     def scheduled(inputs: Tensor, targets: Tensor, reset: Tensor | None = None) -> None:
@@ -122,6 +112,19 @@ def make_step(
         step(inputs, targets, reset)
 
     return model, scheduled
+
+
+def _make_objective(config: ModelConfig, loop: LoopConfig) -> tuple[Fabric, LanguageModel, Any]:
+    fabric = make_fabric(loop)
+    seed_all(loop.seed)
+    with fabric.device:
+        model = LanguageModel(config)
+    model.recompute = loop.recompute
+    objective: Any = Objective(model)
+    if uses_compile(loop, fabric.device):
+        torch.compiler.reset()
+        objective.compile()
+    return fabric, model, fabric.setup_module(objective)
 
 
 def measure_training(
@@ -162,15 +165,46 @@ def measure_training(
 def measure_fla(
     model: Model, size: Size, loop: LoopConfig, length: int, device: torch.device, windows: Windows
 ) -> dict[str, Any]:
-    """Measure training of flash-linear-attention's model; the result is that of `measure_training`."""
+    """Measure training of flash-linear-attention's model; the result is that of `measure_training`.
+
+    Where the model refuses to train, as with kernels that are wrong on this device, the result also has
+    "forward", the measurement of the forward pass alone.
+    """
     release(device)
     try:
         with matmul_precision(loop.matmul_precision), torch.device(device):
             made = fla_model(model, size)
-        call = functools.partial(
-            make_fla_step(made, OPTIM, loop), *_tokens(size.vocab_size, loop, length, device)
-        )
-        return _timed(call, made, loop.batch_size * length, device, windows)
+        step = make_fla_step(made, OPTIM, loop)
+    except Exception as error:
+        return {"missing": why(error)}
+    tokens, per_step = _tokens(size.vocab_size, loop, length, device), loop.batch_size * length
+    try:
+        return _timed(functools.partial(step, *tokens), made, per_step, device, windows)
+    except Exception as error:
+        found: dict[str, Any] = {"missing": why(error)}
+    made.zero_grad()
+    found["forward"] = _measured_forward(
+        functools.partial(fla_loss, made, *tokens), made, per_step, device, windows
+    )
+    return found
+
+
+def measure_forward(
+    config: ModelConfig, loop: LoopConfig, length: int, device: torch.device, windows: Windows
+) -> dict[str, Any]:
+    """Measure the forward pass and the loss, without gradients; the result is that of `measure_training`."""
+    release(device)
+    with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
+        _, model, objective = _make_objective(config, loop)
+        call = functools.partial(objective, *_tokens(config.vocab_size, loop, length, device))
+        return _measured_forward(call, model, loop.batch_size * length, device, windows)
+
+
+def _measured_forward(
+    call: Callable[[], Any], model: nn.Module, per_step: int, device: torch.device, windows: Windows
+) -> dict[str, Any]:
+    try:
+        return _timed(torch.no_grad()(call), model, per_step, device, windows)
     except Exception as error:
         return {"missing": why(error)}
 
@@ -207,7 +241,7 @@ def _tokens(vocab_size: int, loop: LoopConfig, length: int, device: torch.device
 
 
 def _timed(
-    call: Callable[[], None], model: nn.Module, per_step: int, device: torch.device, windows: Windows
+    call: Callable[[], Any], model: nn.Module, per_step: int, device: torch.device, windows: Windows
 ) -> dict[str, Any]:
     """Time a step of so many tokens; the first one apart, which compiles."""
     start = time.perf_counter()

@@ -67,11 +67,15 @@ def _step(
 ) -> None:
     if reset is not None:
         raise UnsuitedError("is measured without --document")
-    # its loss shifts the labels by a step itself, so that the last target is not trained
-    with torch.autocast(inputs.device.type, torch.bfloat16):
-        loss = model(input_ids=inputs, labels=inputs).loss
-    loss.backward()
+    fla_loss(model, inputs, targets).backward()
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def fla_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss; the model shifts the labels by a step itself, and does not train the last target."""
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        loss: Tensor = model(input_ids=inputs, labels=inputs).loss
+    return loss

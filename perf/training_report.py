@@ -40,7 +40,11 @@ def show(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
     if any("fla" in model for model in measured):
         console.print("\nflash-linear-attention beside it; x: linrec's tokens/s over its")
-        console.print(_beside(measured))
+        console.print(_beside([(model, model["fla"]) for model in measured if "fla" in model]))
+    refused = [model for model in measured if "forward" in model]
+    if refused:
+        console.print("\nforward alone, where it refuses to train")
+        console.print(_beside([(model | model["forward"], model["fla"]["forward"]) for model in refused]))
     profiled = [model for model in measured if "kinds" in model.get("profile", {})]
     if profiled:
         console.print("\npercent of the device's time in replayed steps")
@@ -54,13 +58,12 @@ def show(console: Console, results: dict[str, Any]) -> None:
                 console.print(text, markup=False, highlight=False)
 
 
-def _beside(models: list[dict[str, Any]]) -> Table:
+def _beside(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
     table = plain_table()
     table.add_column("model")
     for heading in ("params", "tokens/s", "GiB", "first s", "linrec's", "x", "GiB x"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for model in models:
-        fla = model.get("fla", {})
+    for model, fla in pairs:
         if "tokens_per_second" not in fla:
             continue
         speeds = [found["tokens_per_second"]["median"] for found in (model, fla)]

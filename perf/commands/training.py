@@ -16,10 +16,20 @@ from linrec.train.state import matmul_precision
 from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
 from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate
-from perf.training import FLOPS, OPTIM, Windows, measure_fla, measure_training, model_config
+from perf.training import (
+    FLOPS,
+    OPTIM,
+    Windows,
+    measure_fla,
+    measure_forward,
+    measure_training,
+    model_config,
+)
 from perf.training_peers import FLA
 from perf.training_report import draw, show
 
+# of an entry, kept when the model is measured again without its peer
+PEER_PARTS = ("fla", "forward")
 PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 
 
@@ -88,7 +98,6 @@ def training(options: TrainingOptions, command: str) -> int:
             "document": options.document,
             "loop": dataclasses.asdict(loop),
             "optim": dataclasses.asdict(OPTIM),
-            "windows": dataclasses.asdict(windows),
             "flops": FLOPS,
             "fla": FLA,
         },
@@ -99,6 +108,7 @@ def training(options: TrainingOptions, command: str) -> int:
     path = options.out / f"{file_name(results)}{shape}.json"
     known = _known(path, results) if options.models else {}
     source = {name: results[name] for name in ("command", "commit", "dirty")}
+    source["windows"] = dataclasses.asdict(windows)
     for name, mixer, config in jobs:
         say(f"{name}, {mixer}")
         found = measure_training(
@@ -113,8 +123,11 @@ def training(options: TrainingOptions, command: str) -> int:
             model, size = sized(mixer, name)
             peer = measure_fla(model, QUICK if options.quick else size, loop, length, device, windows)
             entry["fla"] = source | peer
-        elif "fla" in known.get(mixer, {}):
-            entry["fla"] = known[mixer]["fla"]
+            if "forward" in peer:
+                tiny = QUICK if options.quick else size
+                entry["forward"] = measure_forward(model.config(tiny), loop, length, device, windows)
+        else:
+            entry |= {part: known[mixer][part] for part in PEER_PARTS if part in known.get(mixer, {})}
         if options.models:
             known[mixer] = entry
             results["models"] = [known[mixer] for mixer in MODELS if mixer in known]

@@ -80,6 +80,32 @@ def test_measurements_of_models_are_added_to_earlier_ones(tmp_path, capsys, monk
     assert "holds measurements with another protocol; remove the file" in capsys.readouterr().err
 
 
+def test_a_peer_that_refuses_to_train_is_measured_forward(tmp_path, capsys, monkeypatch):
+    small = torch.nn.Linear(3, 5)
+    passes = []
+
+    def refuse(*batch):
+        raise RuntimeError("wrong gradients on this device")
+
+    def forward(*batch):
+        passes.append(torch.is_grad_enabled())
+
+    monkeypatch.setattr(training, "fla_model", lambda model, size: small)
+    monkeypatch.setattr(training, "make_fla_step", lambda *rest: refuse)
+    monkeypatch.setattr(training, "fla_loss", forward)
+    status, results = run(tmp_path, "--models", "gla", "--peers")
+    (model,) = results["models"]
+    assert status == 0 and "wrong gradients" in model["fla"]["missing"]
+    assert passes and not any(passes)
+    for found in (model["forward"], model["fla"]["forward"]):
+        assert found["tokens_per_second"]["median"] > 0
+    shown = capsys.readouterr().out
+    assert "forward alone, where it refuses to train" in shown and "wrong gradients" in shown
+    # kept when the model is measured again without its peer
+    _, again = run(tmp_path, "--models", "gla")
+    assert again["models"][0]["forward"] == model["forward"]
+
+
 def test_a_peer_without_the_model_is_told(tmp_path, capsys):
     status, results = run(tmp_path, "--models", "lru", "--peers")
     assert status == 0 and results["models"][0]["fla"]["missing"] == "has no such model"
