@@ -12,6 +12,7 @@ from linrec.models import LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
 from linrec.nn.projections import join
+from linrec.nn.row_linear import RowLinear
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
@@ -25,7 +26,7 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
     The cast tensors are the weights and biases of plain linear layers. Under autocast these layers compute
     in bfloat16, unless a `Float32Module` keeps their tensors in float32. The copy shares all other tensors
     with the model. A step for a single sequence reads every weight once, so casting at every step would cost
-    more than bfloat16 saves.
+    more than bfloat16 saves. The plain linear layers of the copy are `linrec.nn.row_linear.RowLinear`.
 
     Args:
         model: the model, which is not modified.
@@ -46,13 +47,16 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
         if isinstance(module, Float32Module)
         for tensor in module.kept_in_float32()
     }
-    for module in shared.modules():
+    for module in list(shared.modules()):
         # exact types, because other subclasses may compute in their own precision, as GateLinear does
         if type(module) in (nn.Linear, Head):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if id(parameter) not in kept:
                     cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
                     setattr(module, name, cast)
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                setattr(module, name, RowLinear(child))
     for module in shared.modules():
         # a step of few sequences takes as long for one product as for several
         if names := getattr(module, "of_one_input", ()):

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
+from linrec.nn.row_linear import row_linear
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import choice, require, span
 
@@ -120,7 +121,7 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
     with without_autocast(x.device.type):
         biases = [gate.bias for gate in gates if gate.bias is not None]
         bias = joined(biases) if biases else None
-        y = functional.linear(x.to(dtype), joined([gate.weight for gate in gates]), bias)
+        y = row_linear(x.to(dtype), joined([gate.weight for gate in gates]), bias)
     return y.split([gate.out_features for gate in gates], -1)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
+
+from linrec.nn.row_linear import RowLinear, row_linear
 
 __all__ = [
     "draw",
@@ -135,7 +136,7 @@ def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module) -> tuple[Tensor
     if joined is None:
         return tuple(linear(x) for linear in linears)
     weight, bias, sizes = joined
-    return functional.linear(x, weight, bias).split(sizes, -1)
+    return row_linear(x, weight, bias).split(sizes, -1)
 
 
 def join(linears: Sequence[nn.Module]) -> None:
@@ -150,7 +151,7 @@ def join(linears: Sequence[nn.Module]) -> None:
         >>> [y.shape for y in projected(torch.ones(2, 3), *layers)]
         [torch.Size([2, 4]), torch.Size([2, 5])]
     """
-    plain = [linear for linear in linears if type(linear) is nn.Linear]
+    plain = [linear for linear in linears if type(linear) in (nn.Linear, RowLinear)]
     kinds = {(linear.weight.dtype, linear.bias is None) for linear in plain}
     if len(plain) < len(linears) or len(kinds) > 1:
         return

@@ -1,0 +1,1 @@
+"""Kernels of matrix products with few rows."""
