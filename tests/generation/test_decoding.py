@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from linrec.generation import fingerprint, generate, pad_prompts, prefill, stream
@@ -13,6 +14,7 @@ from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.state import named
 from linrec.generation.steps import EAGER_STEPS, Buffers, Steps
 from linrec.models.regional import compiling, with_parts_compiled
+from linrec.nn.row_linear import RowLinear
 from linrec.testing import assert_agree
 from linrec.trees import leaves
 from tests.tiers import tiered
@@ -227,6 +229,10 @@ def test_weights_that_are_cast_once_are_those_of_autocast(name, tied):
         for mine, expected in zip(cast(tokens), model(tokens), strict=True):
             torch.testing.assert_close(mine, expected, rtol=0, atol=0)
     assert cast.head.weight.dtype == torch.bfloat16 and cast.embedding.weight is model.embedding.weight
+    weights = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
+    layers = [module for module in cast.modules() if isinstance(module, RowLinear)]
+    assert len(layers) == len(weights) > 0 and not any(type(m) is nn.Linear for m in cast.modules())
+    assert all(layer.weight.dtype == torch.bfloat16 for layer in layers) or name in ("hyena", "tnn")
     assert fingerprint(model) == before
     assert len(generate(model, tokens, n_tokens=3, precision="bf16-mixed").tokens[0]) == 3
 

@@ -47,13 +47,14 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
         if isinstance(module, Float32Module)
         for tensor in module.kept_in_float32()
     }
-    for module in list(shared.modules()):
+    for module in shared.modules():
         # exact types, because other subclasses may compute in their own precision, as GateLinear does
         if type(module) in (nn.Linear, Head):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if id(parameter) not in kept:
                     cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
                     setattr(module, name, cast)
+    for module in list(shared.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 setattr(module, name, RowLinear(child))
