@@ -438,6 +438,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Cayley": {"matrix_map": "cayley", "init": "henaff"},
         "dtriv": {"init": "henaff", "base": "start"},
     },
+    "scornn": {
+        "half": {},
+        "few": {"rho": 1},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
