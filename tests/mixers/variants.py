@@ -438,6 +438,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Cayley": {"matrix_map": "cayley", "init": "henaff"},
         "dtriv": {"init": "henaff", "base": "start"},
     },
+    "nn_rnn": {
+        "paper": {},
+        "released": {"init": "henaff", "corners": True, "delta": 0.1},
+    },
     "scornn": {
         "half": {},
         "few": {"rho": 1},

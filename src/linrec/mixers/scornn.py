@@ -1,6 +1,7 @@
 """scoRNN: Orthogonal Recurrent Neural Networks with Scaled Cayley Transform (Helfrich and others, 2018).
 
-    W = Z D    Z = (I + A)^-1 (I - A)
+    Z = (I + A)^-1 (I - A)
+    W = Z D
     h_t = modrelu(x_t U + h_{t-1} W)
     modrelu(z) = sign(z) relu(|z| + b)
 
