@@ -446,6 +446,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "half": {},
         "few": {"rho": 1},
     },
+    "u_rnn": {
+        "paper": {},
+        "odd": {"d_state": 5},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
