@@ -33,7 +33,7 @@ STEP_BY_STEP = (
 SEVERAL = ("gated_delta_product",)
 """Recurrences of several steps at a token: torch cannot prove bounds of a multiple of the length."""
 
-COMPLEX = ("u_rnn",)
+COMPLEX = ("eu_rnn", "u_rnn")
 """Loops over complex numbers: torch cannot prepare gradients of their programs."""
 
 

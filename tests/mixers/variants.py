@@ -450,6 +450,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "odd": {"d_state": 5},
     },
+    "eu_rnn": {
+        "tunable": {"capacity": 3},
+        "FFT": {"style": "fft"},
+        "real": {"is_complex": False},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},
