@@ -119,33 +119,36 @@ class EURNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last h (b, d_model)."""
-        start = to_pairs(state) if self.is_complex and state is not None else state
-        parameters = (*self._factors(), self.b)
-        h, state = nonlinear_scan(self._cell, self.U(x), parameters, state=start, reset=reset, mode=self.mode)
-        return (h[..., ::2], to_complex(state)) if self.is_complex else (h, state)
-
-    def _cell(self, h: Tensor, Ux: Tensor, own: Tensor, other: Tensor, b: Tensor) -> Tensor:
-        """Return h_t, in pairs if it is complex."""
-        h = to_complex(h) if self.is_complex else h
-        for place, layer in enumerate(self.layers):
-            h = own[place] * h + other[place] * layer.swap(h)
-        if self.is_complex:
-            return to_pairs(complex_modrelu(h + to_complex(Ux), b, eps=EPS))
-        return modrelu(h + Ux, b)
-
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        """Return factors (L, d_model) of a channel and of its partner; those of the last layer include D."""
-        theta = self.theta.to(self.state_dtype)
+        theta, Ux = self.theta.to(self.state_dtype), self.U(x)
         angle = self._spread(-theta, theta)
         own, other = angle.cos(), angle.sin()
         if self.phi is None or self.omega is None:
-            return own, other
+            real = own, other, self.b
+            return nonlinear_scan(self._real_cell, Ux, real, state=state, reset=reset, mode=self.mode)
         phi, omega = self.phi.to(theta), self.omega.to(theta)
-        none = torch.zeros_like(phi)
-        last = torch.cat([omega.new_zeros(len(own) - 1, self.d_model), omega[None]])
-        one = torch.ones_like(own)
-        own = own * torch.polar(one, self._spread(none, phi) + last)
-        return own, other * torch.polar(one, self._spread(phi, none) + last)
+        zeros = torch.zeros_like(phi)
+        own, other = own * _unit(self._spread(zeros, phi)), other * _unit(self._spread(phi, zeros))
+        weights = own, other, self.b, _unit(omega)
+        start = None if state is None else to_pairs(state)
+        h, state = nonlinear_scan(self._complex_cell, Ux, weights, state=start, reset=reset, mode=self.mode)
+        return h[..., ::2], to_complex(state)
+
+    def _real_cell(self, h: Tensor, Ux: Tensor, own: Tensor, other: Tensor, b: Tensor) -> Tensor:
+        """Return a real h_t."""
+        return modrelu(self._turned(h, own, other) + Ux, b)
+
+    def _complex_cell(
+        self, h: Tensor, Ux: Tensor, own: Tensor, other: Tensor, b: Tensor, D: Tensor
+    ) -> Tensor:
+        """Return a complex h_t, in pairs."""
+        Wh = D * self._turned(to_complex(h), own, other)
+        return to_pairs(complex_modrelu(Wh + to_complex(Ux), b, eps=EPS))
+
+    def _turned(self, h: Tensor, own: Tensor, other: Tensor) -> Tensor:
+        """Return F_L .. F_1 h, from factors (L, d_model) of a channel and of its partner."""
+        for place, layer in enumerate(self.layers):
+            h = own[place] * h + other[place] * layer.swap(h)
+        return h
 
     def _spread(self, at_p: Tensor, at_q: Tensor) -> Tensor:
         """Return (L, d_model) with numbers of all pairs at p and at q, and 0 at channels without a pair."""
@@ -181,6 +184,10 @@ class _Layer(NamedTuple):
         before, pairs, after = h.split([self.first, size, h.shape[-1] - self.first - size], -1)
         pairs = pairs.unflatten(-1, (self.groups, 2, self.distance)).flip(-2).flatten(-3)
         return torch.cat([before, pairs, after], -1)
+
+
+def _unit(angle: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(angle), angle)
 
 
 def _layers(n: int, style: Style, capacity: int) -> list[_Layer]:
