@@ -438,6 +438,23 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Cayley": {"matrix_map": "cayley", "init": "henaff"},
         "dtriv": {"init": "henaff", "base": "start"},
     },
+    "nn_rnn": {
+        "paper": {},
+        "released": {"init": "henaff", "corners": True, "delta": 0.1},
+    },
+    "scornn": {
+        "half": {},
+        "few": {"rho": 1},
+    },
+    "u_rnn": {
+        "paper": {},
+        "odd": {"d_state": 5},
+    },
+    "eu_rnn": {
+        "tunable": {"capacity": 3},
+        "FFT": {"style": "fft"},
+        "real": {"is_complex": False},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},

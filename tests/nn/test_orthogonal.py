@@ -1,4 +1,4 @@
-"""Orthogonal matrices and modReLU."""
+"""Orthogonal matrices."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from linrec.nn import groups_of
-from linrec.nn.modrelu import modrelu
 from linrec.nn.orthogonal import Orthogonal
 from linrec.testing import assert_agree, generator
 
@@ -91,12 +90,6 @@ def test_parameters_have_their_own_group():
     (group,) = groups_of(make()).values()
     assert group.name == "transition" and not group.weight_decay
     assert make().A.numel() == 7 * 6 // 2
-
-
-def test_modrelu_moves_magnitudes():
-    u = torch.tensor([-2.0, -0.5, 0.0, 0.25, 3.0])
-    b = torch.tensor([-1.0, -1.0, 2.0, 0.5, 0.0])
-    assert_agree(modrelu(u, b), torch.tensor([-1.0, 0.0, 0.0, 0.75, 3.0]))
 
 
 @pytest.mark.parametrize("argument", ["matrix_map", "init", "base"])
