@@ -17,7 +17,7 @@ DISCRETIZATIONS: tuple[Discretization, ...] = ("zoh", "bilinear", "euler", "soft
 SMALL = 0.5
 # number of terms for which the series and its derivative are exact to rounding, in single and double
 # precision
-TERMS = 9, 16
+TERMS, TERMS_DOUBLE = 9, 16
 
 # regularises the reciprocal of "softmax", which is unbounded where a^L = 1
 EPSILON = 1e-7
@@ -131,7 +131,8 @@ def _held(z: Tensor, A: Tensor, dt: Tensor | float, a: Tensor, scale: Tensor | i
 def _series(z: Tensor) -> Tensor:
     """Return (exp(z) - 1) / z = sum_k z^k / (k + 1)!, for |z| < `SMALL`."""
     total = torch.ones_like(z)
-    for k in range(TERMS[real_dtype(z.dtype) == torch.float64], 1, -1):
+    terms = TERMS_DOUBLE if real_dtype(z.dtype) == torch.float64 else TERMS
+    for k in range(terms, 1, -1):
         total = 1 + total * z / k
     return total
 
