@@ -7,23 +7,16 @@ from linrec.ops import cauchy_kernel, long_conv, vandermonde_kernel
 from linrec.testing import assert_agree, generator, long_conv_inputs, reset_mask
 from tests.tiers import thorough
 
-from .triton_process import INTERPRETED, outside, quiet, run_interpreted
+from .triton_process import INTERPRETED, quiet
 
-pytestmark = quiet
 # Triton's kernels run in its interpreter
+pytestmark = [quiet, thorough] if INTERPRETED else quiet
 BACKENDS = ["triton"] if INTERPRETED else ["torch"]
 every_pair = pytest.mark.parametrize(
     ("mode", "backend"), [pair for pair in long_conv.operator.pairs if (pair[1] == "triton") == INTERPRETED]
 )
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 in_torch = pytest.mark.skipif(INTERPRETED, reason="needs no kernel")
-
-
-@thorough
-@outside
-def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    run_interpreted(__file__)
 
 
 def draw(*shape, dtype=torch.complex128, seed=0):

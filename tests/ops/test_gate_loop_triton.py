@@ -17,11 +17,9 @@ from .triton_process import (
     INTERPRETED,
     PAIR,
     check_two_documents,
-    from_outside,
     on_a_gpu,
     on_either,
     quiet,
-    run_interpreted,
 )
 
 pytest.importorskip("triton")
@@ -29,11 +27,6 @@ pytestmark = quiet
 GATES = [None, "h", "bth"]
 EVERY_GATE = list(itertools.product(GATES, GATES))
 SOME_GATES = [("bth", "h"), ("h", "bth"), (None, "bth"), ("bth", None)]
-
-
-@from_outside
-def test_kernels_in_the_interpreter(tier):
-    run_interpreted(__file__, tier)
 
 
 @pytest.fixture

@@ -22,16 +22,11 @@ from linrec.testing import (
 from tests.tiers import thorough, tiered
 
 from .opcheck import check_operators
-from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from .triton_process import DEVICE, INTERPRETED, on_a_gpu, on_either, quiet
 
 pytest.importorskip("triton")
 pytestmark = quiet
 PAIR = {"mode": "convolution", "backend": "triton"}
-
-
-@from_outside
-def test_kernels_in_the_interpreter(tier):
-    run_interpreted(__file__, tier)
 
 
 def draw(*shape, seed=0, dtype=torch.float64):

@@ -9,17 +9,12 @@ from linrec.ops.core.kernel import successors
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.tiers import tiered
 
-from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, on_views, quiet, run_interpreted
+from .triton_process import DEVICE, on_a_gpu, on_either, on_views, quiet
 
 pytest.importorskip("triton")
 pytestmark = quiet
 PAIR = {"mode": "recurrent", "backend": "triton"}
 ORACLE = {"mode": "recurrent", "backend": "reference"}
-
-
-@from_outside
-def test_kernels_in_the_interpreter(tier):
-    run_interpreted(__file__, tier)
 
 
 def made(operator, *size, **arguments):

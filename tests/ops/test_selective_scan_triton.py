@@ -16,21 +16,14 @@ from .triton_process import (
     DEVICE,
     INTERPRETED,
     check_two_documents,
-    from_outside,
     on_a_gpu,
     on_either,
     quiet,
-    run_interpreted,
 )
 
 pytest.importorskip("triton")
 pytestmark = quiet
 PAIR = {"mode": "recurrent", "backend": "triton"}
-
-
-@from_outside
-def test_kernels_in_the_interpreter(tier):
-    run_interpreted(__file__, tier)
 
 
 def agree(*shape, dtype=torch.float32, options=None, **arguments):
@@ -126,6 +119,7 @@ def test_layout_in_memory_does_not_matter():
     torch.autograd.grad(y.sum(), x)
 
 
+@thorough
 @on_either
 @pytest.mark.usefixtures("short")
 def test_custom_operators_keep_their_promises():

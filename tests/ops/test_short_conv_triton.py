@@ -12,21 +12,14 @@ from .opcheck import check_operators
 from .triton_process import (
     DEVICE,
     INTERPRETED,
-    from_outside,
     on_a_gpu,
     on_either,
     quiet,
-    run_interpreted,
 )
 
 pytest.importorskip("triton")
 pytestmark = quiet
 PAIR = {"mode": "convolution", "backend": "triton"}
-
-
-@from_outside
-def test_kernels_in_the_interpreter(tier):
-    run_interpreted(__file__, tier)
 
 
 @pytest.fixture

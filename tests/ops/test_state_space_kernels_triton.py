@@ -10,15 +10,10 @@ from linrec.testing import assert_agree, generator
 from tests.tiers import thorough
 
 from .opcheck import check_operators
-from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from .triton_process import DEVICE, INTERPRETED, on_a_gpu, on_either, quiet
 
 pytest.importorskip("triton")
 pytestmark = quiet
-
-
-@from_outside
-def test_kernels_in_the_interpreter(tier):
-    run_interpreted(__file__, tier)
 
 
 def draw(*shape, seed):

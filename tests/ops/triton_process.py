@@ -1,18 +1,15 @@
 """Where the cases of a file of Triton kernels run: on a GPU, or on small shapes in Triton's interpreter.
 
 The interpreter is chosen by an environment variable when Triton is imported. So that no other test gets it,
-the cases of such a file run in a process of their own.
+tests/test_interpreter.py runs the cases of such files in processes of their own.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from linrec.testing import assert_agree
-from tests.tiers import thorough
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -23,16 +20,6 @@ quiet = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 on_either = pytest.mark.skipif(
     not INTERPRETED and not torch.cuda.is_available(), reason="runs on a GPU, or in the interpreter's process"
 )
-outside = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the cases run in this process")
-in_each_tier = pytest.mark.parametrize(
-    "tier", [pytest.param("not thorough", id="fast"), pytest.param("thorough", marks=thorough)]
-)
-
-
-def from_outside(test):
-    """Mark a test that runs the cases of its file of one tier, its argument, in the interpreter's process."""
-    return outside(in_each_tier(test))
-
 
 if INTERPRETED:
     from triton import language
@@ -91,12 +78,3 @@ def on_a_gpu(test):
     return pytest.mark.gpu(
         pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test)
     )
-
-
-def run_interpreted(file: str, tier: str = "") -> None:
-    """Run the cases of a file that have the marks of an expression, or all, in Triton's interpreter."""
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "pytest", file, "-m", tier, "-p", "no:cacheprovider", "--tb=short"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr

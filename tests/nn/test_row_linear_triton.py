@@ -9,16 +9,10 @@ from linrec.nn import row_linear as module
 from linrec.nn.row_linear import Inputs, RowLinear, row_linear, row_products
 from linrec.testing import assert_agree
 from tests.ops.opcheck import UTILITIES
-from tests.ops.triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from tests.ops.triton_process import DEVICE, on_a_gpu, on_either, quiet
 from tests.tiers import tiered
 
 pytestmark = quiet
-
-
-@from_outside
-def test_kernel_in_the_interpreter(tier):
-    pytest.importorskip("triton")
-    run_interpreted(__file__, tier)
 
 
 def inputs(rows, k, n, dtype=torch.float32, *, bias=True):
