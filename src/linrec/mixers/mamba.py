@@ -56,7 +56,7 @@ class Mamba(Mixer):
     in +- `dt_scale` / sqrt(dt_rank), D is one, and all else is as torch draws it. A_log, b_dt and D have no
     weight decay. The released language model of L layers starts with `out_scale` = 1 / sqrt(L).
 
-    With irregular steps, the argument `dt` of `forward`, here tau, is an offset before the softplus:
+    With irregular steps, the logarithm of the argument `dt`, here tau, is an offset of the step sizes:
 
         dt_t = softplus(W_dt s_t + b_dt + log(tau_t))
 

@@ -28,9 +28,9 @@ class S4D(Mixer):
     The layer is trained as a convolution and streamed as a recurrence, with the same results. `mode` chooses
     between them, for tests and measurements; see `linrec.ops.diagonal_ssm`.
 
-    With irregular steps, `dt` of `forward` is a factor of the step sizes. A convolution has one step size, so
-    the layer then runs as a recurrence with Abar and Bbar of every step, and refuses `mode="convolution"`.
-    That takes memory for n numbers for each step and channel.
+    With irregular steps, `dt` is a factor of the step sizes. A convolution has one step size, so the layer
+    then runs as a recurrence with Abar and Bbar of every step, and refuses `mode="convolution"`. That takes
+    memory for n numbers for each step and channel.
 
     | the paper's variant | argument |
     |---|---|

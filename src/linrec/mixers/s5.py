@@ -44,7 +44,7 @@ class S5(Mixer):
     | bilinear transform | `discretization="bilinear"` |
     | J blocks on HiPPO-N's diagonal | `n_blocks` |
     | one step size for the whole state | `shared_step=True` |
-    | observations at irregular times | `dt` of `forward`, a factor of Delta |
+    | observations at irregular times | `dt` of `forward` |
     | a normal C, without the eigenvectors | `C_init="complex_normal"` |
     | a smaller C with the eigenvectors, as in the authors' ListOps and text | `C_init="lecun_normal"` |
     | no conjugate symmetry: entries of the state are not pairs, y = Re(C x) + D * u | `pairs=False` |
@@ -58,6 +58,9 @@ class S5(Mixer):
     variance is 1. D starts normal, and steps log-uniform. The real part of Lambda always stays below zero,
     which the paper leaves open. Lambda, the steps and B are marked as group "transition" without weight
     decay, as the authors train them.
+
+    With irregular steps, `dt` is a factor of Delta. A step of dt is then exact for an input that is constant
+    during the step, with a zero-order hold.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 
