@@ -130,14 +130,14 @@ def test_training_and_evaluation_give_a_model_the_times(tmp_path):
     for with_dt in (False, True):
         task = EventXor(length=12, with_dt=with_dt, **FEW)
         result = fit(TrainConfig("tiny", task, model, loop=loop), tmp_path / str(with_dt))
-        trained = load_run(tmp_path / str(with_dt)).model().eval()
+        trained = load_run(tmp_path / str(with_dt)).classifier()
         batch = task.split("test").rows(torch.arange(60))
         logits = trained(batch.inputs, lengths=batch.lengths, dt=batch.dt)
         loss = torch.nn.functional.cross_entropy(logits, batch.targets).item()
         assert result.test["loss"] == pytest.approx(loss, rel=1e-5)
         losses.append(loss)
     assert abs(losses[0] - losses[1]) > 1e-4
-    config = TrainConfig("tiny", task, dataclasses.replace(model, mixer=("s5", "gla")), loop=loop)
+    config = TrainConfig("tiny", task, dataclasses.replace(model, n_layers=2, mixer=("s5", "gla")), loop=loop)
     with pytest.raises(ConfigError, match=r"`with_dt` of the task needs mixers .*; 'gla' does not"):
         fit(config, tmp_path / "refused")
 

@@ -47,8 +47,8 @@ class LRU(Mixer):
     depends on the input. The constant nu_log becomes the bias of a projection W, which is initialised by
     torch's Linear. Phases and gamma stay constants. At an input of zero, the state decays as in the LRU.
 
-    With irregular steps `dt`, the transition is Lambda^dt: the logarithm of the magnitude and the phase are
-    multiplied by dt. gamma stays the paper's, for steps of length 1, so every input enters with equal weight.
+    With irregular steps, the transition is Lambda^dt: the logarithm of the magnitude and the phase are
+    multiplied by `dt`. gamma stays the paper's, for steps of length 1, so every input has the same weight.
 
     B and C are real matrices of pairs, so that optimisers and autocast see real numbers. Rows 2j and 2j + 1
     of `B` are the real and the imaginary part of B's row j. Columns 2j and 2j + 1 of `C` are the real part
