@@ -372,6 +372,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "heads": {"length": 40, "n_heads": 2, "d_filter": 3, "omega": 1.0},
     },
+    "cfc": {
+        "paper": {"d_backbone": 6},
+        "pure": {"d_backbone": 5, "variant": "pure", "n_layers": 2, "activation": "silu"},
+        "mixed memory": {"d_backbone": 5, "mixed_memory": True, "activation": "tanh"},
+        "no gate": {"d_backbone": 5, "variant": "no_gate", "mixed_memory": True, "n_layers": 2},
+    },
     "cornn": {
         "paper": {},
         "implicit": {"implicit": True, "dt": 0.06, "gamma": 66.0, "epsilon": 15.0},
