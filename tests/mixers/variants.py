@@ -493,6 +493,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         # weights that training has moved: all gates start alike
         "released": {"variant": "released", "forget_bias_init": 1.0},
     },
+    "ltc": {
+        "paper": {},
+        "two steps": {"n_steps": 2},
+    },
     "lru": {
         "paper": {},
         "forget gate": {"forget_gate": True},

@@ -1,6 +1,6 @@
 """CfC: Closed-form continuous-time neural networks (Hasani and others, 2022).
 
-    u = phi(W_L .. phi(W_1 [x_t, h_{t-1}] + b_1) .. + b_L)                                     backbone
+    u = phi(W [x_t, h_{t-1}] + b), and further layers u <- phi(W' u + b')
     s = sigmoid(A(u) dt_t + B(u))
     h_t = (1 - s) * tanh(F(u)) + s * tanh(G(u))                                                "default"
     h_t = tanh(F(u)) + s * tanh(G(u))                                                          "no_gate"
