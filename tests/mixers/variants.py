@@ -267,6 +267,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },
+    "gru_d": {
+        "paper": {},
+        "missing values": {"missing": True},
+        "released": {"missing": True, "keep_decayed": False},
+    },
     "gss": {
         "paper": {"d_ssm": 3, "d_state": 5},
         "bare": {"d_inner": 6, "d_ssm": 2, "d_state": 3, "norm": "none", "bias": False},

@@ -7,7 +7,8 @@
     h_t = a - a * exp(-dt_t (|w| + |F(u)|)) * F(u)                                             "pure"
 
 x is the input, t time, dt the time since the step before, h the hidden state and output, u features of both,
-s a gate that depends on the time, A, B, F and G linear maps with biases, a and w vectors, phi an activation.
+s a gate that depends on the time. A, B, F and G are linear maps with biases, a and w vectors, and phi is an
+activation.
 
 With a mixed memory (Lechner and Hasani, 2020), the step of an LSTM comes first. Its output replaces h_{t-1}:
 
