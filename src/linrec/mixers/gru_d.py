@@ -10,9 +10,10 @@ With missing values, where m_t is 1 for each input that is observed and 0 for th
     delta_t = dt_t + (1 - m_{t-1}) * delta_{t-1},   beta_t = exp(-max(0, w_beta * delta_t + b_beta))
     x^_t = m_t * x_t + (1 - m_t) * (beta_t * x'_t + (1 - beta_t) * mean)
 
-x is the input, t time, dt the time since the step before, and h the hidden state and output. delta is the time
-since each input was observed, x' its value then, and mean its mean. gamma and beta are the decays of the state
-and of the inputs, z and r the gates of a GRU. Without missing values, x^ is x, delta is dt, and V is absent.
+x is the input, t time, dt the time since the step before, and h the hidden state and output. delta is the
+time since each input was observed, x' its value then, and mean its mean. gamma and beta are the decays of the
+state and of the inputs, z and r the gates of a GRU. Without missing values, x^ is x, delta is dt, and V is
+absent.
 """
 
 import torch

@@ -3,10 +3,10 @@
     c_i dv_i/dt = g_i (L_i - v_i) + sum_j w_ij s_ij(v_j) (E_ij - v_i) + sum_j w'_ij s'_ij(x_j) (E'_ij - v_i)
     s_ij(v) = sigmoid(sigma_ij (v - mu_ij)), and s' in the same way
 
-x is the input, and v the potentials of the neurons, which are state and output. c are their capacities, g and
-L the conductances and potentials of their leaks. w is the conductance of the synapse from neuron j to neuron i,
-which opens around mu with steepness sigma and pulls v_i towards E. Primes mark the synapses from the inputs. A
-step of dt is K fused steps of the length D = dt / K:
+x is the input, and v the potentials of the neurons, which are state and output. c are their capacities, g
+and L the conductances and potentials of their leaks. w is the conductance of the synapse from neuron j to
+neuron i, which opens around mu with steepness sigma and pulls v_i towards E. Primes mark the synapses from the
+inputs. A step of dt is K fused steps of the length D = dt / K:
 
     v_i <- (c_i v_i + D (g_i L_i + sum w s E + sum w' s' E')) / (c_i + D (g_i + sum w s + sum w' s'))
 """
