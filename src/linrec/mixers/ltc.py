@@ -5,8 +5,8 @@
 
 x is the input, and v the potentials of the neurons, which are state and output. c are their capacities, g
 and L the conductances and potentials of their leaks. w is the conductance of the synapse from neuron j to
-neuron i, which opens around mu with steepness sigma and pulls v_i towards E. Primes mark the synapses from the
-inputs. A step of dt is K fused steps of the length D = dt / K:
+neuron i, which opens around mu with steepness sigma and pulls v_i towards E. Primes mark the synapses from
+the inputs. A step of dt is K fused steps of the length D = dt / K:
 
     v_i <- (c_i v_i + D (g_i L_i + sum w s E + sum w' s' E')) / (c_i + D (g_i + sum w s + sum w' s'))
 """
