@@ -635,6 +635,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "without gates": {"n_heads": 2, "input_gate": False, "forget_gate": "none"},
     },
+    "ode_rnn": {
+        "paper": {"d_hidden": 5},
+        "rk4": {"d_hidden": 4, "n_layers": 1, "solver": "rk4", "n_steps": 2},
+        "midpoint": {"d_hidden": 3, "n_layers": 3, "solver": "midpoint", "n_steps": 3},
+    },
     "qrnn": {
         "paper": {},
         "wide": {"width": 4, "pooling": "ifo", "refine": True},
