@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from linrec import mixers
-from linrec.testing import assert_agree, generator
+from linrec.testing import assert_agree, check_compile, generator
 from tests.mixers import variants
 from tests.tiers import tiered
 
@@ -93,6 +93,16 @@ def test_a_convolution_refuses_times():
     mixer = mixers.build("s4d", D, mode="convolution")
     with pytest.raises(ValueError, match="`dt` must be None in mode 'convolution'"):
         mixer(torch.zeros(2, TIME, D), dt=torch.ones(2, TIME))
+
+
+@pytest.mark.parametrize("name", tiered(["s5"], [name for name in TAKE if name != "s5"]))
+def test_times_compile(name):
+    mixer = make(*variants.cases(name)[0])
+
+    def timed(given, state=None):
+        return mixer(given[0], state, dt=given[1])
+
+    check_compile(timed, (inputs().float(), times().float()), compiler="eager")
 
 
 @pytest.mark.parametrize("name", TAKE)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.gru_step import gru_gates
 from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.nonlinear_scan import nonlinear_scan
@@ -133,11 +134,9 @@ class GRUD(Mixer):
 
     def _cell(self, h: Tensor, inputs: Tensor, U: Tensor, W_gamma: Tensor, b_gamma: Tensor) -> Tensor:
         """Return h_t from W x^_t + V m_t + b, joined with delta_t."""
-        d = self.d_model
-        gates, content, delta = inputs[..., : 2 * d], inputs[..., 2 * d : 3 * d], inputs[..., 3 * d :]
+        driven, delta = inputs[..., : 3 * self.d_model], inputs[..., 3 * self.d_model :]
         decayed = torch.exp(-torch.relu(functional.linear(delta, W_gamma, b_gamma))) * h
-        z, r = torch.sigmoid(gates + decayed @ U[: 2 * d].mT).chunk(2, -1)
-        content = torch.tanh(content + (r * decayed) @ U[2 * d :].mT)
+        z, content = gru_gates(driven, decayed, U)
         return (1 - z) * (decayed if self.keep_decayed else h) + z * content
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

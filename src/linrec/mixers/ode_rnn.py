@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.extras import check_extra
+from linrec.nn.gru_step import gru_gates
 from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.ode import ADAPTIVE, SOLVERS, Solver, solve
@@ -122,12 +123,10 @@ class OdeRNN(Mixer):
                 h = torch.tanh(functional.linear(h, W, b))
             return functional.linear(h, *layers[-2:])
 
-        d, dt = self.d_model, inputs[..., -1:]
+        Wx, dt = inputs[..., :-1], inputs[..., -1:]
         h = solve(f, h, dt, self.solver, n_steps=self.n_steps, rtol=self.rtol, atol=self.atol)
-        gates, content = inputs[..., : 2 * d], inputs[..., 2 * d : -1]
-        u, r = torch.sigmoid(gates + h @ U[: 2 * d].mT).chunk(2, -1)
-        content = torch.tanh(content + (r * h) @ U[2 * d :].mT)
-        return u * h + (1 - u) * content
+        u, n = gru_gates(Wx, h, U)
+        return u * h + (1 - u) * n
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model)."""
