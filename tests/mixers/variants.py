@@ -635,6 +635,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "without gates": {"n_heads": 2, "input_gate": False, "forget_gate": "none"},
     },
+    "ode_fast_weights": {
+        "delta": {"n_heads": 2},
+        "Oja": {"rule": "oja", "solver": "midpoint", "n_steps": 2},
+        "Hebb": {"rule": "hebb", "n_heads": 2, "solver": "euler"},
+        "tanh before": {"n_heads": 2, "tanh_after": False, "solver": "euler", "n_steps": 2},
+    },
     "ode_rnn": {
         "paper": {"d_hidden": 5},
         "rk4": {"d_hidden": 4, "n_layers": 1, "solver": "rk4", "n_steps": 2},

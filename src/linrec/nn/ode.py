@@ -10,7 +10,7 @@ from torch import Tensor
 from linrec.extras import import_extra
 from linrec.rules import at_least, choice, positive
 
-__all__ = ["ADAPTIVE", "SOLVERS", "Solver", "solve"]
+__all__ = ["ADAPTIVE", "SOLVERS", "Fixed", "Solver", "solve"]
 
 Fixed: TypeAlias = Literal["euler", "midpoint", "rk4"]
 Adaptive: TypeAlias = Literal["dopri5", "bosh3", "dopri8"]
