@@ -127,6 +127,7 @@ def test_against_time_a_step_takes_the_time_of_the_step_after():
     ahead, back = mixers.build("s5", D).double(), mixers.build("s5", D).double()
     x, dt = inputs(), times()
     y, _ = Bidirectional(ahead, back)(x, dt=dt)
+    assert Bidirectional(ahead).takes_dt and not Bidirectional(mixers.build("gla", D)).takes_dt
     reversed_times = torch.cat([torch.ones(3, 1, dtype=dt.dtype), dt.flip(1)[:, :-1]], 1)
     assert_agree(y, ahead(x, dt=dt)[0] + back(x.flip(1), dt=reversed_times)[0].flip(1))
 

@@ -71,6 +71,7 @@ class Bidirectional(Directions):
     ) -> None:
         mixers = [forwards] if backwards is None else [forwards, backwards]
         super().__init__(mixers, ("forward", "backward"), combine, unshared)
+        self.takes_dt = forwards.takes_dt
 
     def forward(
         self,
