@@ -120,6 +120,18 @@ def mixer_table() -> str:
     return markdown_table(("name", "from", "recurrence", "modes", f"state at width {WIDTH}"), rows)
 
 
+def irregular_table() -> str:
+    """Every mixer that takes irregular steps, and the effect of `dt` that its documentation states."""
+    rows = []
+    for name in mixers.names():
+        kind = mixers.get(name)
+        if kind.takes_dt:
+            found = re.search(r"With irregular steps, (.*?)[.:]\s", inspect.getdoc(kind) or "", re.DOTALL)
+            assert found is not None, f"the docstring of {name} must say what irregular steps do"
+            rows.append((f"[`{name}`](mixers/{name}.md)", paper(name), " ".join(found[1].split())))
+    return markdown_table(("mixer", "from", "effect of `dt`"), rows)
+
+
 def family_tables() -> str:
     """Every mixer with a link to its page, in a table for each family."""
     parts = []
@@ -251,6 +263,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixers": mixer_table,
     "tasks": task_table,
     "recipes": recipe_table,
+    "irregular": irregular_table,
 }
 
 

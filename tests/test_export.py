@@ -47,7 +47,7 @@ CONSTANT = [name for name in mixers.names() if not grows(name)]
 SOME = ["gla", "mamba"]
 
 
-def exported(mixer, time, batch=None, *, reset=False):
+def exported(mixer, time, batch=None, *, reset=False, dt=False):
     """The program of a mixer, for lengths `time` and, where it is given, batches `batch`."""
     module = Exportable(mixer)
     x, state = torch.randn(2, TRACED, mixer.d_model), module.init_state(2)
@@ -56,6 +56,8 @@ def exported(mixer, time, batch=None, *, reset=False):
     arguments = {}
     if reset:
         arguments["reset"], shapes["reset"] = torch.zeros(2, TRACED, dtype=torch.bool), {**rows, 1: time}
+    if dt:
+        arguments["dt"], shapes["dt"] = torch.ones(2, TRACED), {**rows, 1: time}
     return torch.export.export(module, (x, state), arguments, dynamic_shapes=shapes)
 
 
@@ -69,7 +71,7 @@ def operators(program):
 
 
 @torch.no_grad
-def check(program, mixer, lengths, *, batch=2, reset=False):
+def check(program, mixer, lengths, *, batch=2, reset=False, dt=False):
     """Compare outputs and states with the mixer's, from the start and from the state of what came before."""
     run, module = program.module(), Exportable(mixer)
     for time in lengths:
@@ -77,6 +79,7 @@ def check(program, mixer, lengths, *, batch=2, reset=False):
         for _ in range(2):
             x = torch.randn(batch, time, mixer.d_model)
             arguments = {"reset": torch.rand(batch, time) < 0.2} if reset else {}
+            arguments |= {"dt": torch.rand(batch, time) + 0.5} if dt else {}
             expected = module(x, state, **arguments)
             assert_agree(run(x, state, **arguments), expected)
             state = expected[1]
@@ -102,6 +105,16 @@ def test_a_program_takes_resets_any_batch_and_lengths_without_limit(name):
     mixer = mixers.build(name, 4)
     program = exported(mixer, Dim("time", min=2), Dim("batch"), reset=True)
     check(program, mixer, (2, 65, 5000), batch=3, reset=True)
+
+
+@pytest.mark.parametrize("name", [name for name in CONSTANT if mixers.get(name).takes_dt])
+def test_a_program_takes_irregular_steps(name):
+    torch.manual_seed(0)
+    mixer = mixers.build(name, 4)
+    # the loops of `nonlinear_scan` are programs of one batch size
+    batch, rows = (None, 2) if name in NONLINEAR else (Dim("batch"), 3)
+    program = exported(mixer, Dim("time", min=2, max=256), batch, reset=True, dt=True)
+    check(program, mixer, (2, 65), batch=rows, reset=True, dt=True)
 
 
 def test_a_program_can_be_trained():

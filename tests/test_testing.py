@@ -217,6 +217,44 @@ class GrowsBeyondItsSegments(Segmented):
         return h, position, h.new_zeros(batch, 0)
 
 
+class Timed(Mixer):
+    """h_t = decay^dt_t h_{t-1} + x_t."""
+
+    takes_dt = True
+
+    def __init__(self, d_model: int = 3) -> None:
+        super().__init__(d_model)
+        self.decay = nn.Parameter(torch.linspace(0.5, 0.95, d_model))
+
+    def mix(self, x, state, reset, dt=None):
+        decay = self.decay.to(self.state_dtype)
+        a = decay.expand(x.shape) if dt is None else decay ** dt.to(decay.dtype)[..., None]
+        return scan(a, x, state=state, reset=reset)
+
+    def init_state(self, batch: int, *, device=None) -> Tensor:
+        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
+
+
+class CountsTimeFromTheFirstStep(Timed):
+    def mix(self, x, state, reset, dt=None):
+        return super().mix(x, state, reset, None if dt is None else dt.cumsum(1))
+
+
+class TakesTimesOfTheFirstRow(Timed):
+    def mix(self, x, state, reset, dt=None):
+        return super().mix(x, state, reset, None if dt is None else dt[:1].expand_as(dt))
+
+
+class HasAnotherUnit(Timed):
+    def mix(self, x, state, reset, dt=None):
+        return super().mix(x, state, reset, None if dt is None else 2 * dt)
+
+
+class LooksAtTheNextTime(Timed):
+    def mix(self, x, state, reset, dt=None):
+        return super().mix(x, state, reset, None if dt is None else dt.roll(-1, dims=1))
+
+
 class StartsElsewhere(Decay):
     def init_state(self, batch, *, device=None):
         return torch.ones(batch, self.d_model)
@@ -279,6 +317,10 @@ def test_a_right_mixer_passes_every_law():
         ),
         (GrowsBeyondItsSegments, testing.check_init_state, "after a boundary the state holds"),
         (StartsSegmentsAtResets, testing.check_reset, "against separate segments"),
+        (CountsTimeFromTheFirstStep, testing.check_times, "two segments, split at 1, against one pass"),
+        (LooksAtTheNextTime, testing.check_times, "two segments, split at 1, against one pass"),
+        (TakesTimesOfTheFirstRow, testing.check_times, "batch row 1 alone"),
+        (HasAnotherUnit, testing.check_times, "outputs with `dt` of 1 everywhere"),
         (StartsElsewhere, testing.check_init_state, "outputs from `init_state`"),
         (ForgetsWithoutSteps, testing.check_empty, "state after zero steps"),
         (ReadsRawMemory, testing.check_layout, "strided inputs"),
@@ -291,6 +333,10 @@ def test_a_broken_mixer_fails_its_law(broken, law, message):
     assert message in str(error.value)
     with pytest.raises(AssertionError):
         check_mixer(broken(), time=9, long=2, compiler=None)
+
+
+def test_a_mixer_with_irregular_steps_obeys_the_laws():
+    check_mixer(Timed(), time=9, long=2, compiler=None)
 
 
 def test_a_mixer_with_segments_obeys_the_laws():

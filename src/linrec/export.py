@@ -40,10 +40,15 @@ class Exportable(nn.Module):
         return _plain(self.mixer.init_state(batch))
 
     def forward(
-        self, x: Float[Tensor, "b t d_model"], state: Any = None, *, reset: Bool[Tensor, "b t"] | None = None
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: Any = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Any]:
         """Run the mixer; arguments and results are as in `Mixer.forward`, with plain tuples as states."""
-        y, last = self.mixer(x, None if state is None else _typed(state, self._types), reset=reset)
+        y, last = self.mixer(x, None if state is None else _typed(state, self._types), reset=reset, dt=dt)
         return y, _plain(last)
 
 

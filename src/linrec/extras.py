@@ -18,6 +18,7 @@ EXTRAS = {
     "hf": ("transformers", "tokenizers", "accelerate"),
     "eval": ("lm_eval",),
     "bench": ("ray", "pyarrow"),
+    "ode": ("torchdiffeq",),
 }
 """The packages of each extra that `src/linrec` imports, by the name of the import."""
 

@@ -106,14 +106,15 @@ class OnTheDevice(TorchFunctionMode):
 @pytest.mark.parametrize(("name", "variant"), variants.tiered())
 def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
     # on the CPU alone, the values of beta and of steps are looked at
-    for checks in ("ops.delta_rule", "ops.core.checks", "hippo.discretization"):
+    for checks in ("nn.mixer", "ops.delta_rule", "ops.core.checks", "hippo.discretization"):
         module = importlib.import_module(f"linrec.{checks}")
         monkeypatch.setattr(module, "visible", lambda values: False)
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
     _, state = mixer(x)
+    times = {"dt": torch.rand(2, TIME) + 0.5} if mixer.takes_dt else {}
     with OnTheDevice():
-        y, _ = mixer(x, state, reset=reset)
+        y, _ = mixer(x, state, reset=reset, **times)
         y.sum().backward()
 
 
@@ -137,8 +138,9 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
     assert start == found[: len(start)]
 
 
-# outputs that are fed back into their own queries, and exponential gates of large logits
-LOOSER = {"recurrent_delta_net": 0.05, "xlstm_7b": 0.05}
+# outputs that are fed back into their own queries, a network of three layers in each step of the state, and
+# exponential gates of large logits
+LOOSER = {"recurrent_delta_net": 0.05, "ode_rnn": 0.05, "xlstm_7b": 0.05}
 FIRST = [(name, variants.arguments(*variants.cases(name)[0])) for name in mixers.names()]
 FURTHER = [(name, variants.arguments(name, variant)) for name, variant in variants.cases()]
 # rwkv starts with outputs of zero

@@ -20,7 +20,8 @@ def outcomes(name: str, variant: str, device: str) -> list[Any]:
         for time in (20, 1, 3):
             x = torch.zeros(2, time, WIDTH, requires_grad=True)
             reset = torch.zeros(2, time, dtype=torch.bool) if time > 1 else None
-            y, state = mixer(x, state, reset=reset)
+            times = {"dt": torch.ones(2, time)} if mixer.takes_dt and time > 1 else {}
+            y, state = mixer(x, state, reset=reset, **times)
             found.append((y, state))
             total = total + y.sum()
         total.backward()

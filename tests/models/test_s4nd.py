@@ -171,7 +171,9 @@ def test_errors():
     layer = make()
     for call, message in {
         lambda: layer(torch.zeros(2, 5, D)): r"\(batch, 2 axes, d_model = 4\); got \(2, 5, 4\)",
-        lambda: layer(torch.zeros(2, 5, 3, D), torch.zeros(2)): "`state` and `reset` must be None for S4ND",
+        lambda: layer(
+            torch.zeros(2, 5, 3, D), torch.zeros(2)
+        ): "`state`, `reset` and `dt` must be None for S4ND",
         lambda: make(axes=0): "`axes` must be at least 1; got 0",
         lambda: make(n_ssm=3): "`n_ssm` must be a positive divisor of `channels` = 4; got 3",
         lambda: make(bandlimit=0.0): "`bandlimit` must be positive and finite; got 0.0",

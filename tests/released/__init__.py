@@ -13,7 +13,8 @@ A case is two files of this folder. CASE.safetensors holds the numbers, CASE.jso
     test        the file of the test, for cases that compare something else, such as initial values
     note        optional: what else a reader should know, one sentence
 
-The general test loads the tensors `weights.NAME` into the mixer, applies it to `x`, and compares with `y`.
+The general test loads the tensors `weights.NAME` into the mixer, applies it to `x`, with irregular steps if
+there is a `dt`, and compares with `y`.
 
 Where no code was released, or none that can be run, MIXER.json has `mixer` and `without`, a sentence that
 says so and what the mixer is compared with instead.
@@ -56,7 +57,8 @@ def difference(case: str) -> float:
     prefix = "weights."
     mixer.load_state_dict({n.removeprefix(prefix): x for n, x in numbers.items() if n.startswith(prefix)})
     with torch.no_grad():
-        return error(mixer(numbers["x"])[0], numbers["y"])
+        times = {name: numbers[name] for name in ("dt",) if name in numbers}
+        return error(mixer(numbers["x"], **times)[0], numbers["y"])
 
 
 def save(case: str, about: dict[str, Any], numbers: dict[str, Tensor]) -> None:

@@ -1,12 +1,15 @@
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import torch
 
+from linrec.errors import ConfigError
+from linrec.models import SequenceClassifierConfig
 from linrec.tasks import ScoredTask, Source, Task
 from linrec.tasks.event_xor import EventXor, events
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.train.config import config_from_dict, config_to_dict
 
 FEW = {"n_train": 300, "n_validation": 20, "n_test": 60}
@@ -106,6 +109,37 @@ def test_fields_out_of_range_are_refused():
         EventXor(length=9, n_test=300)
     with pytest.raises(ValueError, match="no split 'tests'; did you mean 'test'"):
         EventXor(length=12, **FEW).split("tests")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_times_count_the_bits_since_the_event_before(dense):
+    task = EventXor(length=12, dense=dense, with_dt=True, **FEW)
+    for name in SPLITS:
+        batch = task.split(name).to("cpu").rows(torch.arange(20))
+        for inputs, dt, length in zip(batch.inputs, batch.dt, batch.lengths.tolist(), strict=True):
+            assert dt[:length].tolist() == (32 * inputs[:length, 1]).tolist()
+    assert EventXor(length=12, **FEW).split("test").rows(torch.arange(2)).dt is None
+
+
+def test_training_and_evaluation_give_a_model_the_times(tmp_path):
+    model = SequenceClassifierConfig(
+        n_outputs=2, n_features=2, d_model=8, n_layers=1, mixer="s5", bidirectional=False, pooling="last"
+    )
+    loop = LoopConfig(device="cpu", batch_size=15, accumulate=3, steps=3)
+    losses = []
+    for with_dt in (False, True):
+        task = EventXor(length=12, with_dt=with_dt, **FEW)
+        result = fit(TrainConfig("tiny", task, model, loop=loop), tmp_path / str(with_dt))
+        trained = load_run(tmp_path / str(with_dt)).classifier()
+        batch = task.split("test").rows(torch.arange(60))
+        logits = trained(batch.inputs, lengths=batch.lengths, dt=batch.dt)
+        loss = torch.nn.functional.cross_entropy(logits, batch.targets).item()
+        assert result.test["loss"] == pytest.approx(loss, rel=1e-5)
+        losses.append(loss)
+    assert abs(losses[0] - losses[1]) > 1e-4
+    config = TrainConfig("tiny", task, dataclasses.replace(model, n_layers=2, mixer=("s5", "gla")), loop=loop)
+    with pytest.raises(ConfigError, match=r"`with_dt` of the task needs mixers .*; 'gla' does not"):
+        fit(config, tmp_path / "refused")
 
 
 def test_the_recipe_trains(tmp_path):

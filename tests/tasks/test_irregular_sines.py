@@ -74,6 +74,15 @@ def test_noise_has_its_spread():
     assert float(difference.std()) == pytest.approx(0.1, abs=4 * 0.1 / (2 * n) ** 0.5)
 
 
+def test_batches_have_the_gaps_in_units_of_the_mean_gap():
+    task = IrregularSines(length=20, duration=2.0, with_dt=True, n_test=40, **FEW)
+    batch = task.split("test").to("cpu").rows(torch.arange(5, 40))
+    gaps = batch.inputs[:, :, 2]
+    torch.testing.assert_close(batch.dt[:, 1:], gaps[:, 1:] * 19 / 2)
+    assert (batch.dt[:, 0] == 1).all()
+    assert IrregularSines(n_test=2, **FEW).split("test").rows(torch.arange(2)).dt is None
+
+
 def test_fields_out_of_range_are_refused():
     for shown in (0.0, 1.0):
         with pytest.raises(ValueError, match=f"`shown` must be between 0 and 1; got {shown}"):

@@ -107,6 +107,9 @@ def test_the_last_feature_counts_the_frames_between_pictures():
     task = Pendulum(length=5, n_frames=9, size=2, n_test=3000, **FEW)
     intervals = task.split("test").inputs[..., -1]
     frames = intervals.cumsum(1) - 1
+    dt = Pendulum(length=5, n_frames=9, size=2, n_test=3000, with_dt=True, **FEW).split("test")
+    dt = dt.rows(torch.arange(3000)).dt
+    assert dt[:, 1:].equal(intervals[:, 1:]) and (dt[:, 0] == 1).all()
     assert intervals.min() == 1 and intervals.equal(intervals.round()) and frames.max() == 8
     # every frame is as likely as another
     counts = torch.bincount(frames.flatten().long(), minlength=9)

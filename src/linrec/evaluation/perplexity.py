@@ -233,7 +233,7 @@ class _Meter:
                 "Encode the text with the tokenizer that the model was trained with."
             )
         n_targets = int((batch.targets != NO_TARGET).sum())
-        inputs, targets, reset, _ = on_device(batch, self._device)
+        inputs, targets, reset, *_ = on_device(batch, self._device)
         with autocast(self._precision, self._device):
             x, state = self._model.hidden(inputs, state, reset=reset)
             self.nats += self._nats(x.flatten(0, 1), targets.flatten())

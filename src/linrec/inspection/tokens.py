@@ -114,7 +114,7 @@ def _of_text(
 
 
 def _of_task(task: Task, n_tokens: int, split: SplitName) -> InspectedTokens:
-    inputs, _, reset, _ = task.split(split).rows(torch.tensor([0]))
+    inputs, _, reset, *_ = task.split(split).rows(torch.tensor([0]))
     listed = inputs[0, :n_tokens].tolist()
     return InspectedTokens(
         tokens=inputs[:, :n_tokens],

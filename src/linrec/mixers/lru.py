@@ -47,6 +47,9 @@ class LRU(Mixer):
     depends on the input. The constant nu_log becomes the bias of a projection W, which is initialised by
     torch's Linear. Phases and gamma stay constants. At an input of zero, the state decays as in the LRU.
 
+    With irregular steps, the transition is Lambda^dt: the logarithm of the magnitude and the phase are
+    multiplied by `dt`. gamma stays the paper's, for steps of length 1, so every input has the same weight.
+
     B and C are real matrices of pairs, so that optimisers and autocast see real numbers. Rows 2j and 2j + 1
     of `B` are the real and the imaginary part of B's row j. Columns 2j and 2j + 1 of `C` are the real part
     and minus the imaginary part of C's column j. Lambda, gamma and B are marked as group "transition" without
@@ -77,6 +80,7 @@ class LRU(Mixer):
     """
 
     recurrence = "scan"
+    takes_dt = True
 
     def __init__(
         self,
@@ -121,12 +125,16 @@ class LRU(Mixer):
         self.C = nn.Parameter(torch.randn(d_model, 2 * self.d_state) / math.sqrt(self.d_state))
         self.D = nn.Parameter(torch.randn(d_model))
 
-    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Return y, and h (b, d_state)."""
         dtype = self.state_dtype
         nu_log = self.nu_log(x) if isinstance(self.nu_log, GateLinear) else self.nu_log.to(dtype)
         theta, gamma = self.theta_log.to(dtype).exp(), self.gamma_log.to(dtype).exp()
-        Lambda = stable_exponential(nu_log).exp() * torch.polar(torch.ones_like(theta), theta)
+        elapsed = torch.ones_like(theta) if dt is None else dt.to(dtype)[..., None]
+        phase = elapsed * theta
+        Lambda = (elapsed * stable_exponential(nu_log)).exp() * torch.polar(torch.ones_like(phase), phase)
         # gamma scales the rows of B, which are fewer than the steps of x
         B = (gamma.repeat_interleave(2)[:, None] * self.B).to(self.B.dtype)
         Bx = functional.linear(x, B).to(dtype).unflatten(-1, (-1, 2))

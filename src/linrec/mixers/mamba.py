@@ -56,6 +56,13 @@ class Mamba(Mixer):
     in +- `dt_scale` / sqrt(dt_rank), D is one, and all else is as torch draws it. A_log, b_dt and D have no
     weight decay. The released language model of L layers starts with `out_scale` = 1 / sqrt(L).
 
+    With irregular steps, the logarithm of the argument `dt`, here tau, is an offset of the step sizes:
+
+        dt_t = softplus(W_dt s_t + b_dt + log(tau_t))
+
+    Step sizes well below 1 are multiplied by tau. Large step sizes grow by its logarithm only, because they
+    multiply the input too. The convolution counts steps, not time.
+
     Args:
         d_model: width of the sequence.
         expand: channels of x, as a multiple of `d_model`.
@@ -90,6 +97,7 @@ class Mamba(Mixer):
     """
 
     recurrence = "selective_scan"
+    takes_dt = True
 
     def __init__(
         self,
@@ -167,7 +175,9 @@ class Mamba(Mixer):
         with torch.no_grad():
             self.out.weight.mul_(out_scale)
 
-    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, state: State, reset: Tensor | None, elapsed: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Return y, and h (b, channels, N); with a convolution, its tail and h."""
         tail, h = self.conv.split(state)
         u = x
@@ -187,6 +197,8 @@ class Mamba(Mixer):
             steps = self.W_dt(made["dt"])
         else:
             steps = self.b_dt.to(self.state_dtype).expand(*x.shape[:2], -1)
+        if elapsed is not None:
+            steps = steps + elapsed.to(steps.dtype).log()[..., None]
         dt = softplus(steps)
         A = -torch.exp(self.A_log.to(dt.dtype))
         y, h = selective_scan(x, dt, A, B, C, self.D, state=h, reset=reset)

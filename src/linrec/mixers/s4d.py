@@ -28,6 +28,10 @@ class S4D(Mixer):
     The layer is trained as a convolution and streamed as a recurrence, with the same results. `mode` chooses
     between them, for tests and measurements; see `linrec.ops.diagonal_ssm`.
 
+    With irregular steps, `dt` is a factor of the step sizes. A convolution has one step size, so the layer
+    then runs as a recurrence with Abar and Bbar of every step, and refuses `mode="convolution"`. That takes
+    memory for n numbers for each step and channel.
+
     | the paper's variant | argument |
     |---|---|
     | S4D-Lin, S4D-Inv, S4D-LegS | `init="lin"`, "inv", "legs" |
@@ -79,6 +83,7 @@ class S4D(Mixer):
     """
 
     recurrence = "diagonal_ssm"
+    takes_dt = True
 
     def __init__(
         self,
@@ -114,12 +119,16 @@ class S4D(Mixer):
         self.n_outputs = n_outputs
         self.out = PositionWise(d_model, output=output, n_outputs=n_outputs, activation=activation)
 
-    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Return o, and the state x (b, n_outputs d_model, n): complex, or real with `init="real"`."""
         # of all channels for the first output, then for the second
         u = x if self.n_outputs == 1 else x.repeat(1, 1, self.n_outputs)
-        Abar, Bbar, C = self.ssm.discrete()
-        y, state = diagonal_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.ssm.mode)
+        if dt is None:
+            y, state = diagonal_ssm(u, *self.ssm.discrete(), state=state, reset=reset, mode=self.ssm.mode)
+        else:
+            y, state = self.ssm.irregular(u, dt, state=state, reset=reset)
         y = y + self.ssm.D.to(y.dtype) * u
         return self.out(y), state
 

@@ -14,7 +14,6 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,7 +22,6 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
-from linrec.ops.core.checks import visible
 from linrec.ops.inspection import note
 from linrec.rules import at_least, choice, positive, require
 
@@ -46,7 +44,7 @@ class S5(Mixer):
     | bilinear transform | `discretization="bilinear"` |
     | J blocks on HiPPO-N's diagonal | `n_blocks` |
     | one step size for the whole state | `shared_step=True` |
-    | observations at irregular times | `forward(x, intervals=...)` |
+    | observations at irregular times | `dt` of `forward` |
     | a normal C, without the eigenvectors | `C_init="complex_normal"` |
     | a smaller C with the eigenvectors, as in the authors' ListOps and text | `C_init="lecun_normal"` |
     | no conjugate symmetry: entries of the state are not pairs, y = Re(C x) + D * u | `pairs=False` |
@@ -60,6 +58,9 @@ class S5(Mixer):
     variance is 1. D starts normal, and steps log-uniform. The real part of Lambda always stays below zero,
     which the paper leaves open. Lambda, the steps and B are marked as group "transition" without weight
     decay, as the authors train them.
+
+    With irregular steps, `dt` is a factor of Delta. A step of dt is then exact for an input that is constant
+    during the step, with a zero-order hold.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 
@@ -99,6 +100,7 @@ class S5(Mixer):
     """
 
     recurrence = "scan"
+    takes_dt = True
 
     def __init__(
         self,
@@ -167,14 +169,14 @@ class S5(Mixer):
         self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
 
     def mix(
-        self, x: Tensor, state: State, reset: Tensor | None, intervals: Tensor | None = None
+        self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return o, and the state x of the equations (b, n), n entries."""
         dtype = self.state_dtype
         Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
         Delta = self.step_rescale * self.dt_log.to(dtype).exp()
-        if intervals is not None:
-            Delta = intervals.to(dtype)[..., None] * Delta
+        if dt is not None:
+            Delta = dt.to(dtype)[..., None] * Delta
         # B u comes from real matrices, and Lambda^-1 (Lambdabar - I) multiplies it
         Lambdabar, scale = discretize_diagonal(Lambda, torch.ones_like(Lambda), Delta, self.discretization)
         Bu = torch.view_as_complex(functional.linear(x, self.B).to(dtype).unflatten(-1, (-1, 2)))
@@ -187,45 +189,6 @@ class S5(Mixer):
             return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-        intervals: Float[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; arguments and results are `Mixer.forward`'s, and `intervals`.
-
-        Args:
-            x: (b, t, d_model).
-            state: the state that an earlier call returned.
-            reset: (b, t) bool.
-            intervals: (b, t), at least 0: how long each step takes, as a factor of Delta; None is 1.
-        """
-        self.check_input(x, reset, state)
-        if intervals is not None:
-            _check_intervals(intervals, x)
-        return self.mix(x, state, reset, intervals)
-
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, n), complex: n = d_state / 2 entries, or d_state without pairs."""
         return scan.empty_state(batch, self.entries, **self.factory_kwargs(device, is_complex=True))
-
-
-def _check_intervals(intervals: Tensor, x: Tensor) -> None:
-    """Raise unless `intervals` are real numbers of at least 0, one per step of `x`."""
-    require(
-        intervals.shape == x.shape[:2],
-        f"`intervals` must have shape (batch, time) = {tuple(x.shape[:2])}; "
-        f"got {tuple(intervals.shape)}. Pass how long each step takes, in units of a step.",
-    )
-    if not intervals.is_floating_point():
-        raise TypeError(f"`intervals` must be of a real floating dtype; got {intervals.dtype}. Convert them.")
-    if intervals.numel() and visible(intervals):
-        least = float(intervals.detach().min())
-        require(
-            least >= 0,
-            f"`intervals` must be at least 0; got values down to {least:.4g}. Pass the time since the "
-            "observation before, and sort observations by time.",
-        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -70,6 +71,7 @@ class Bidirectional(Directions):
     ) -> None:
         mixers = [forwards] if backwards is None else [forwards, backwards]
         super().__init__(mixers, ("forward", "backward"), combine, unshared)
+        self.takes_dt = forwards.takes_dt
 
     def forward(
         self,
@@ -77,6 +79,7 @@ class Bidirectional(Directions):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], None]:
         """Mix `x` over time, in both directions.
 
@@ -84,6 +87,8 @@ class Bidirectional(Directions):
             x: (b, t, d_model).
             state: None.
             reset: (b, t) bool, true where a new sequence starts: a packed document, or the padding after it.
+            dt: (b, t), the time since the step before; for mixers with `takes_dt`. Against time, the last
+                step of a sequence comes first, and its time is 1.
 
         Returns:
             y (b, t, d_model), and None.
@@ -93,8 +98,16 @@ class Bidirectional(Directions):
         """
         self.check_input(x, reset)
         forwards, backwards = self._runs(state)
-        ahead, _ = forwards(x, reset=reset)
         # step t of x is step n-1-t of the reversed x, so the link from t-1 to t ends at step n-t there
         cut = None if reset is None else reset.flip(1).roll(1, dims=1)
-        back, _ = backwards(x.flip(1), reset=cut)
+        ahead, _ = forwards(x, reset=reset, **({} if dt is None else {"dt": dt}))
+        back, _ = backwards(x.flip(1), reset=cut, **({} if dt is None else {"dt": _against(dt, cut)}))
         return self._combined([ahead, back.flip(1)]), None
+
+
+def _against(dt: Tensor, cut: Tensor | None) -> Tensor:
+    """Return the times of the reversed steps, 1 where a sequence starts in reversed time."""
+    dt = dt.flip(1).roll(1, dims=1)
+    start = torch.zeros_like(dt, dtype=torch.bool) if cut is None else cut.clone()
+    start[:, :1] = True
+    return dt.masked_fill(start, 1)

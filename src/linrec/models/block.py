@@ -90,6 +90,7 @@ class Block(nn.Module):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
         keep_state: bool = True,
         memory: Tree = None,
     ) -> tuple[Float[Tensor, "b *time d_model"], State]:
@@ -98,9 +99,11 @@ class Block(nn.Module):
         Without `keep_state`, the state that is returned is None. A compiled block then does not compute it,
         nor its gradient. `memory` is the memory that `reading` reads.
         """
+        # only where there are times, because mixers may define a `forward` without them
+        over: dict[str, Tensor | None] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
         carries = isinstance(self.channel_mixing, Mixer)
         over_time, over_channels = state if carries and state is not None else (state, None)
-        y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, reset=reset)
+        y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, **over)
         x = self._after(self.mixer_norm, x, y)
         if self.reading is not None:
             x = self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
@@ -110,7 +113,7 @@ class Block(nn.Module):
         if not isinstance(self.channel_mixing, Mixer):
             x = self._after(self.channel_mixing_norm, x, self.channel_mixing(z))
             return x, over_time if keep_state else None
-        y, over_channels = self.channel_mixing(z, over_channels, reset=reset)
+        y, over_channels = self.channel_mixing(z, over_channels, **over)
         x = self._after(self.channel_mixing_norm, x, y)
         return x, (over_time, over_channels) if keep_state else None
 

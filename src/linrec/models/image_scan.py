@@ -82,6 +82,7 @@ class ImageScan(Directions):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b *grid d_model"], None]:
         """Mix `x` over the image.
 
@@ -89,16 +90,19 @@ class ImageScan(Directions):
             x: (b, h, w, d_model) of any size, or tokens (b, h w, d_model) of the `grid`.
             state: None.
             reset: None: an image is a single sequence.
+            dt: None: pixels have equal distances.
 
         Returns:
             y in the shape of `x`, and None.
 
         Raises:
-            ValueError: `x` has neither shape, or `state` or `reset` is not None.
+            ValueError: `x` has neither shape, or `state`, `reset` or `dt` is not None.
         """
         image = self._image(x)
-        if reset is not None:
-            raise ValueError("`reset` must be None for an image, which is a single sequence; got a tensor.")
+        if reset is not None or dt is not None:
+            raise ValueError(
+                "`reset` and `dt` must be None for an image, a single sequence of equal steps; got a tensor."
+            )
         runs = zip(self.directions, self._runs(state), strict=True)
         y = self._combined([_scan(image, direction, mixer) for direction, mixer in runs])
         return y.reshape(x.shape), None

@@ -96,6 +96,7 @@ class LanguageModel(nn.Module):
         state: tuple[State, ...] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t n_outputs"], tuple[State, ...]]:
         """Return the logits of every step.
 
@@ -103,17 +104,19 @@ class LanguageModel(nn.Module):
             tokens: (b, t) int64 in [0, vocab_size).
             state: the state that an earlier call returned, one entry per layer; None at the start.
             reset: (b, t) bool, true where a new document starts.
+            dt: (b, t), the time since the step before; see `Mixer.forward`. All mixers must have `takes_dt`.
 
         Returns:
             logits (b, t, n_outputs), and the state after the last step, a tuple with one entry per layer.
 
         Raises:
-            ValueError: `tokens` is not two-dimensional, or `state` has the wrong number of layers.
-            TypeError: `tokens` is not of an integer dtype.
+            ValueError: `tokens` is not two-dimensional, `state` has the wrong number of layers, or `dt` is
+                given with a memory across the stack.
+            TypeError: `tokens` is not of an integer dtype, or a mixer does not take `dt`.
             IndexError: on the CPU, from torch, for an id outside [0, vocab_size). On CUDA such an id is
                 undefined behaviour, because checking values would wait for the device.
         """
-        x, states = self.hidden(tokens, state, reset=reset)
+        x, states = self.hidden(tokens, state, reset=reset, dt=dt)
         return self.head(x), states
 
     def hidden(
@@ -122,6 +125,7 @@ class LanguageModel(nn.Module):
         state: tuple[State, ...] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
         keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
         """Return the head's input (b, t, d_model), and the state; arguments and errors as in `forward`.
@@ -138,7 +142,7 @@ class LanguageModel(nn.Module):
             raise TypeError(
                 f"`tokens` must be int64 token ids; got {tokens.dtype}. Convert: `tokens.long()`."
             )
-        return self.transformed(self.embedding(tokens), state, reset=reset, keep_state=keep_state)
+        return self.transformed(self.embedding(tokens), state, reset=reset, dt=dt, keep_state=keep_state)
 
     def transformed(
         self,
@@ -146,11 +150,17 @@ class LanguageModel(nn.Module):
         state: tuple[State, ...] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
         keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
         """Return the head's input and the state from embeddings `x`; otherwise as `hidden`."""
         if self.memory is None:
-            return self._stack(x, state, reset, keep_state=keep_state)
+            return self._stack(x, state, reset, dt=dt, keep_state=keep_state)
+        require(
+            dt is None,
+            f"`dt` must be None with `memory.kind` = {self.config.memory.kind!r}, which counts steps; got a "
+            "tensor. Use a model without memory across the stack.",
+        )
         if state is None:
             state = self.init_state(len(x), device=x.device)
         x, state = self.memory(x, state, reset, stack=self._as_stack(x.device))
@@ -162,6 +172,7 @@ class LanguageModel(nn.Module):
         state: tuple[State, ...] | None,
         reset: Tensor | None,
         *,
+        dt: Tensor | None = None,
         keep_state: bool = True,
         memory: Tree = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
@@ -179,7 +190,7 @@ class LanguageModel(nn.Module):
         states, again = [], self.recompute and torch.is_grad_enabled()
         for block, block_state in zip(self.blocks, state, strict=True):
             run = partial(checkpoint, block, use_reentrant=False) if again else block
-            x, block_state = run(x, block_state, reset=reset, keep_state=keep_state, memory=memory)
+            x, block_state = run(x, block_state, reset=reset, dt=dt, keep_state=keep_state, memory=memory)
             states.append(block_state)
         return self.norm(x), tuple(states)
 

@@ -129,6 +129,7 @@ class S4ND(Mixer):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b *grid d_model"], None]:
         """Mix `x` over all its axes.
 
@@ -136,12 +137,13 @@ class S4ND(Mixer):
             x: (b, *grid, d_model), such as (b, rows, columns, d_model), of any size.
             state: None.
             reset: None: an image is a single sequence.
+            dt: None: pixels have equal distances.
 
         Returns:
             o in the shape of `x`, and None.
 
         Raises:
-            ValueError: `x` has the wrong shape, or `state` or `reset` is not None.
+            ValueError: `x` has the wrong shape, or `state`, `reset` or `dt` is not None.
             TypeError: `x` is not of a floating dtype.
         """
         axes = len(self.kernels)
@@ -153,8 +155,8 @@ class S4ND(Mixer):
         if not x.is_floating_point():
             raise TypeError(f"`x` must be of a real floating dtype; got {x.dtype}. Embed pixels first.")
         require(
-            state is None and reset is None,
-            "`state` and `reset` must be None for S4ND; got a tensor. Pass the whole image at once.",
+            state is None and reset is None and dt is None,
+            "`state`, `reset` and `dt` must be None for S4ND; got a tensor. Pass the whole image at once.",
         )
         refuse_split_time("S4ND")
         # every outer product has its own copy of the channels

@@ -146,7 +146,11 @@ class SequenceClassifier(nn.Module):
             )
 
     def forward(
-        self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b *pair"] | None = None
+        self,
+        x: Num[Tensor, "b t *features"],
+        *,
+        lengths: Int[Tensor, "b *pair"] | None = None,
+        dt: Float[Tensor, "b *pair t"] | None = None,
     ) -> Float[Tensor, "b *t n_outputs"]:
         """Return the outputs of every sequence, or of every pair.
 
@@ -155,34 +159,44 @@ class SequenceClassifier(nn.Module):
                 (b, 2, t, n_features).
             lengths: (b,) int64, for pairs (b, 2), the length of each sequence, from 1 to t; later steps are
                 padding. None if all lengths are t.
+            dt: (b, t), for pairs (b, 2, t), the time since the step before; see `Mixer.forward`. All mixers
+                must have `takes_dt`.
 
         Returns:
             (b, n_outputs), logits or values; (b, t, n_outputs) with `pooling="none"`, where outputs at
             padding are meaningless.
 
         Raises:
-            ValueError: `x` or `lengths` has the wrong shape, or a length is out of range. Lengths on CUDA are
-                not checked, because the check would wait for the device; keep `lengths` on the CPU instead.
-            TypeError: tokens or lengths are not integers, or features are not of a floating dtype.
+            ValueError: `x`, `lengths` or `dt` has the wrong shape, or a length is out of range. Lengths on
+                CUDA are not checked, because the check would wait for the device; keep `lengths` on the CPU
+                instead.
+            TypeError: tokens or lengths are not integers, features or times are not of a floating dtype, or a
+                mixer does not take `dt`.
         """
-        return self.head(self.features(x, lengths=lengths))
+        return self.head(self.features(x, lengths=lengths, dt=dt))
 
     def features(
-        self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b *pair"] | None = None
+        self,
+        x: Num[Tensor, "b t *features"],
+        *,
+        lengths: Int[Tensor, "b *pair"] | None = None,
+        dt: Float[Tensor, "b *pair t"] | None = None,
     ) -> Float[Tensor, "b *t d_model"]:
         """Return the input of the head (b, d_model), for use with another head; arguments as in `forward`.
 
         The shape is (b, t, d_model) with `pooling="none"`, and (b, 2, d_model) for pairs.
         """
         if not self.config.pairs:
-            return self._encoded(x, lengths)
-        self._check_pairs(x, lengths)
+            return self._encoded(x, lengths, dt)
+        self._check_pairs(x, lengths, dt)
         # the two sequences do not see each other
-        encoded = self._encoded(x.flatten(0, 1), None if lengths is None else lengths.flatten())
+        of_each = (None if given is None else given.flatten(0, 1) for given in (lengths, dt))
+        encoded = self._encoded(x.flatten(0, 1), *of_each)
         return encoded.unflatten(0, x.shape[:2])
 
-    def _encoded(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+    def _encoded(self, x: Tensor, lengths: Tensor | None, dt: Tensor | None) -> Tensor:
         self._check_input(x)
+        _check_times(dt, x.shape[:2], "(batch, time)")
         refuse_split_time(type(self).__name__)
         valid = reset = None
         if lengths is not None:
@@ -193,9 +207,10 @@ class SequenceClassifier(nn.Module):
             x = x.masked_fill(~valid if x.ndim == 2 else ~valid[:, :, None], 0)
             # padding is a separate document, so nothing passes back from it
             reset = step == lengths
+            dt = None if dt is None else dt.masked_fill(~valid, 1)
         y = self.dropout(self.input(x))
         for block in self.blocks:
-            y, _ = block(y, reset=reset, keep_state=False)
+            y, _ = block(y, reset=reset, dt=dt, keep_state=False)
         return self._pooled(self.norm(y), valid, lengths)
 
     def _pooled(self, y: Tensor, valid: Tensor | None, lengths: Tensor | None) -> Tensor:
@@ -207,7 +222,7 @@ class SequenceClassifier(nn.Module):
             return y.masked_fill(~valid[:, :, None], 0).sum(1) / lengths
         return y.take_along_dim(lengths[:, :, None] - 1, 1).squeeze(1)
 
-    def _check_pairs(self, x: Tensor, lengths: Tensor | None) -> None:
+    def _check_pairs(self, x: Tensor, lengths: Tensor | None, dt: Tensor | None) -> None:
         features = () if self.config.n_features is None else (self.config.n_features,)
         if x.ndim != 3 + len(features) or x.shape[1] != 2:
             shape = ", ".join(["batch", "2", "time", *map(str, features)])
@@ -219,6 +234,7 @@ class SequenceClassifier(nn.Module):
             raise ValueError(
                 f"`lengths` must have shape (batch, 2) = {tuple(x.shape[:2])}; got {tuple(lengths.shape)}."
             )
+        _check_times(dt, x.shape[:3], "(batch, 2, time)")
 
     def _check_input(self, x: Tensor) -> None:
         if self.config.vocab_size is not None:
@@ -256,3 +272,8 @@ class SequenceClassifier(nn.Module):
                     f"`lengths` must be in [1, {time}], the steps of `x`; got {outside[0].item()}. "
                     "Leave empty sequences out of the batch."
                 )
+
+
+def _check_times(dt: Tensor | None, shape: tuple[int, ...], axes: str) -> None:
+    if dt is not None and dt.shape != shape:
+        raise ValueError(f"`dt` must have shape {axes} = {tuple(shape)}; got {tuple(dt.shape)}.")

@@ -16,6 +16,10 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
+def _lecun_tanh(x: Tensor) -> Tensor:
+    return 1.7159 * torch.tanh(0.666 * x)
+
+
 def _squared_relu(x: Tensor) -> Tensor:
     return torch.relu(x).square()
 
@@ -26,6 +30,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "identity": _identity,
     "leaky_relu": functional.leaky_relu,
+    "lecun_tanh": _lecun_tanh,
     "none": _identity,
     "relu": functional.relu,
     "sigmoid": functional.sigmoid,

@@ -1,7 +1,7 @@
 """The interface of all time mixers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from linrec.nn.float32 import Float32Module
 from linrec.ops import inspection
 from linrec.ops.core.call import Call, recording
+from linrec.ops.core.checks import visible
 from linrec.trees import leaves
 
 __all__ = ["Mixer", "State", "Transitions"]
@@ -59,6 +60,7 @@ class Mixer(Float32Module, ABC):
         segment_length: steps of a segment, for a mixer with a memory that changes at multiples of this number
             of steps, counted over resets; None for other mixers. `init_state` then takes `position`, the step
             of the stream at which the state starts, and `state_size` counts the largest state.
+        takes_dt: whether steps may be irregular. `mix` then has a last argument `dt`, None by default.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
 
@@ -74,6 +76,7 @@ class Mixer(Float32Module, ABC):
 
     recurrence: str | None = None
     of_one_input: tuple[str, ...] = ()
+    takes_dt: bool = False
     own_norm: bool = False
     segment_length: int | None = None
 
@@ -91,6 +94,7 @@ class Mixer(Float32Module, ABC):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Check the inputs, and mix `x` over time.
 
@@ -98,12 +102,16 @@ class Mixer(Float32Module, ABC):
             x: (b, t, d_model), any t, zero and one included.
             state: the state that an earlier call returned; None at the start of a sequence.
             reset: (b, t) bool, true where a new sequence starts: nothing before that step reaches it.
+            dt: (b, t), positive: the time since the previous step of the row, and at the first step since the
+                state was left. 1 is the length of a regular step, and None means 1. Only for mixers with
+                `takes_dt`. Values are checked on the CPU only, because reading them would wait for a device.
 
         Returns:
             y (b, t, d_model) and the state after the last step.
         """
-        self.check_input(x, reset, state)
-        return self.mix(x, state, reset)
+        self.check_input(x, reset, state, dt)
+        mix: Callable[..., tuple[Tensor, State]] = self.mix
+        return mix(x, state, reset) if dt is None else mix(x, state, reset, dt)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y (b, t, d_model) and the state after the last step; `forward` has checked the inputs."""
@@ -199,7 +207,9 @@ class Mixer(Float32Module, ABC):
         """Return the text that `print` shows."""
         return f"d_model={self.d_model}, state_size={self.state_size}"
 
-    def check_input(self, x: Tensor, reset: Tensor | None = None, state: State = None) -> None:
+    def check_input(
+        self, x: Tensor, reset: Tensor | None = None, state: State = None, dt: Tensor | None = None
+    ) -> None:
         """Raise an error for inputs that `forward` does not take.
 
         Args:
@@ -207,6 +217,7 @@ class Mixer(Float32Module, ABC):
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
             state: must have the structure and the sizes of `init_state`, for as many sequences as `x`, or be
                 None. Caches that start empty may have grown.
+            dt: must be (batch, time) of a real floating dtype, or None; None for mixers without `takes_dt`.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(
@@ -222,9 +233,31 @@ class Mixer(Float32Module, ABC):
             )
         if reset is not None and reset.dtype != torch.bool:
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
+        if dt is not None:
+            self._check_dt(dt, x)
         # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
             self._check_state(state, len(x))
+
+    def _check_dt(self, dt: Tensor, x: Tensor) -> None:
+        """Raise unless the mixer takes times, and `dt` are real numbers, one per sequence and step."""
+        if not self.takes_dt:
+            raise TypeError(
+                f"`dt` must be None for {type(self).__name__}, whose steps have equal lengths; got a tensor. "
+                f"Use a mixer that takes times ({', '.join(_timed())}), or make the time a feature of `x`."
+            )
+        if dt.shape != x.shape[:2]:
+            raise ValueError(
+                f"`dt` must have shape (batch, time) = {tuple(x.shape[:2])}; got {tuple(dt.shape)}. "
+                "Pass the time since the previous step, per sequence and step."
+            )
+        if not dt.is_floating_point():
+            raise TypeError(f"`dt` must be of a real floating dtype; got {dt.dtype}. Pass `dt.float()`.")
+        if dt.numel() and visible(dt) and (least := float(dt.detach().min())) < 0:
+            raise ValueError(
+                f"`dt` must be positive; got values down to {least:.4g}. Pass the time since the previous "
+                "step, with steps in the order of time."
+            )
 
     def _check_state(self, state: State, batch: int) -> None:
         """Raise ValueError unless a state has the structure and the sizes of `init_state`."""
@@ -239,6 +272,14 @@ class Mixer(Float32Module, ABC):
                 f"`state` must be that of {type(self).__name__} for these rows, {_form(start)}, where sizes "
                 f"of 0 may have grown; got {_form(state)}. Pass the state of the previous call, or None."
             )
+
+
+def _timed() -> list[str]:
+    """Names of the mixers with `takes_dt`."""
+    # only for an error, because mixers import this module
+    from linrec import mixers
+
+    return [name for name in mixers.names() if mixers.get(name).takes_dt]
 
 
 def _fits(state: State, start: State) -> bool:

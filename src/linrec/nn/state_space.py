@@ -4,7 +4,7 @@ import math
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Inexact
+from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, nn
 
 from linrec.hippo import diagonal, normal_plus_low_rank
@@ -13,6 +13,7 @@ from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
+from linrec.ops.scan import scan
 from linrec.rules import at_least, choice, divisor, require
 
 __all__ = [
@@ -279,13 +280,14 @@ class DiagonalSSM(Float32Module):
             self.D = nn.Parameter(torch.randn(self.channels))
 
     def discrete(
-        self, step_rescale: float = 1.0
-    ) -> tuple[Inexact[Tensor, "d n"], Inexact[Tensor, "d n"], Inexact[Tensor, "d n"]]:
+        self, step_rescale: float | Float[Tensor, "*steps 1"] = 1.0
+    ) -> tuple[Inexact[Tensor, "*steps d n"], Inexact[Tensor, "*steps d n"], Inexact[Tensor, "d n"]]:
         """Return Abar, Bbar and C of x_t = Abar * x_{t-1} + Bbar u_t, y_t = Re(C x_t), in float32 or better.
 
         With several outputs, the first rows are for the first output of every channel, the next rows for the
         second output. Each output has a state. Where entries stand for conjugate pairs, C is twice the
-        parameter. Step sizes are multiplied by `step_rescale`.
+        parameter. Step sizes are multiplied by `step_rescale`, a number, or a tensor that has one for each
+        irregular step.
         """
         dtype = self.state_dtype
         A, B, C = -self.A_log.to(dtype).exp(), self.B.to(dtype), self.C.to(dtype)
@@ -294,8 +296,34 @@ class DiagonalSSM(Float32Module):
             B, C = torch.view_as_complex(B), 2 * torch.view_as_complex(C)
         A, B, dt_log = per_channel(self.channels, A, B, self.dt_log.to(dtype))
         dt = step_rescale * dt_log.exp()
-        Abar, Bbar = discretize_diagonal(A, B, dt[:, None], self.discretization)
+        Abar, Bbar = discretize_diagonal(A, B, dt[..., None], self.discretization)
         return Abar, Bbar, C
+
+    def irregular(
+        self,
+        u: Float[Tensor, "b t d"],
+        dt: Float[Tensor, "b t"],
+        *,
+        state: Inexact[Tensor, "b d n"] | None = None,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], Inexact[Tensor, "b d n"]]:
+        """Run the model with step sizes multiplied by `dt`, as a recurrence with Abar and Bbar of every step.
+
+        The tensors Abar, Bbar u and x of all steps, (b, t, d, n), are in memory.
+
+        Raises:
+            ValueError: the mode is "convolution".
+        """
+        require(
+            self.mode != "convolution",
+            "`dt` must be None in mode 'convolution', whose kernel has one step size; got a tensor. Use "
+            '`mode="auto"`, which runs irregular steps as a recurrence.',
+        )
+        Abar, Bbar, C = self.discrete(dt.to(self.state_dtype)[..., None])
+        start = None if state is None else state.flatten(1)
+        inputs = (Bbar * u[..., None]).flatten(2)
+        x, last = scan(Abar.flatten(2), inputs, state=start, reset=reset, mode=self.mode)
+        return (C * x.unflatten(2, C.shape)).sum(-1).real.to(u.dtype), last.unflatten(1, C.shape)
 
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
         """Return the first taps of y = K * u, the tap of the current step first, without D."""

@@ -31,12 +31,15 @@ class Batch(NamedTuple):
             if every sequence is a single document.
         lengths: number of steps before the padding of each sequence, shape (b), or (b, 2) for pairs, int64,
             if the task is `per_sequence`; None if all sequences have t steps.
+        dt: time since the step before, shape (b, t), positive, for mixers that take irregular steps; None if
+            the task does not give times.
     """
 
     inputs: Int64[Tensor, "b *pair t"] | Float[Tensor, "b *pair t f"]
     targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
     reset: Bool[Tensor, "b t"] | None
     lengths: Int64[Tensor, "b *pair"] | None = None
+    dt: Float[Tensor, "b t"] | None = None
 
 
 def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool[Tensor, "b *n"]:
@@ -54,6 +57,22 @@ def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool
                 [False]]))
     """
     return ~targets.isnan() if targets.is_floating_point() else targets != NO_TARGET
+
+
+def times_of(inputs: Float[Tensor, "b t f"], unit: float | None) -> Float[Tensor, "b t"] | None:
+    """Return `dt` of a batch: the last feature in units of a regular step, and 1 at the first step.
+
+    Args:
+        inputs: features, the last of which is the time since the step before.
+        unit: length of a regular step; None for no `dt`.
+
+    Example:
+        >>> times_of(torch.tensor([[[5.0, 0.0], [5.0, 0.5]]]), 0.25)
+        tensor([[1., 2.]])
+    """
+    if unit is None:
+        return None
+    return torch.cat([torch.ones_like(inputs[:, :1, -1]), inputs[:, 1:, -1] / unit], 1)
 
 
 @runtime_checkable
@@ -87,6 +106,7 @@ class Split:
             int64, -100 without a target.
         group: group of every position for scores by group, shape (n, t), int64, such as the number of inputs
             that the target depends on; None for a task without groups.
+        unit: unit of time, if batches have `dt` from the last feature; see `times_of`. None for no `dt`.
         redrawn: function that returns the split of an epoch, from the keywords `seed` and `epoch`; None if
             all epochs share the same samples.
 
@@ -101,6 +121,7 @@ class Split:
     inputs: Int64[Tensor, "n t"] | Float[Tensor, "n t f"]
     targets: Int64[Tensor, "n *t"] | Float[Tensor, "n *t f"]
     group: Int64[Tensor, "n t"] | None = None
+    unit: float | None = None
     redrawn: Callable[..., "Split"] | None = None
 
     def __len__(self) -> int:
@@ -113,7 +134,8 @@ class Split:
             index: indices of samples, shape (n), int64, on any device.
         """
         index = index.to(self.inputs.device)
-        return Batch(self.inputs[index], self.targets[index], None)
+        inputs = self.inputs[index]
+        return Batch(inputs, self.targets[index], None, dt=times_of(inputs, self.unit))
 
     def of_epoch(self, *, seed: int, epoch: int) -> "Split":
         """Return the samples of an epoch, on the same device: the split itself, or newly drawn samples."""
@@ -124,7 +146,7 @@ class Split:
     def to(self, device: torch.device | str) -> "Split":
         """Return the split with its tensors on a device."""
         group = None if self.group is None else self.group.to(device)
-        return Split(self.inputs.to(device), self.targets.to(device), group, self.redrawn)
+        return Split(self.inputs.to(device), self.targets.to(device), group, self.unit, self.redrawn)
 
 
 @runtime_checkable

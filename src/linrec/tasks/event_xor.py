@@ -4,6 +4,7 @@ Source: Lechner and Hasani (2020, arXiv:2006.04418), and the released code of Ha
 arXiv:2106.13898), CfC: strings of 2 to 31 bits, 100,000 for training and 10,000 for testing.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -38,6 +39,8 @@ class EventXor(ClassificationTask):
     Args:
         length: greatest number of bits L; L is uniform on 2 .. `length`.
         dense: whether every bit is an event.
+        with_dt: whether batches have `dt`, for mixers that take irregular steps: the number of bits since the
+            event before, and 1 at the first event. It is a feature too.
         n_train: number of training samples.
         n_validation: number of validation samples.
         n_test: number of test samples.
@@ -58,6 +61,7 @@ class EventXor(ClassificationTask):
 
     length: int = 31
     dense: bool = False
+    with_dt: bool = False
     n_train: int = 100_000
     n_validation: int = 1_000
     n_test: int = 10_000
@@ -87,7 +91,8 @@ class EventXor(ClassificationTask):
         """
         if name not in self._drawn:
             strings = self.strings().split(name)
-            self._drawn[name] = events(strings.inputs, strings.targets.amax(1), dense=self.dense)
+            split = events(strings.inputs, strings.targets.amax(1), dense=self.dense)
+            self._drawn[name] = dataclasses.replace(split, unit=1 / UNIT if self.with_dt else None)
         return self._drawn[name]
 
     def strings(self) -> Parity:

@@ -36,6 +36,8 @@ class IrregularSines(RegressionTask):
         shown: share of the points that are shown, rounded to a number from 1 to `length` - 1.
         duration: T.
         noise: standard deviation of the noise.
+        with_dt: whether batches have `dt`, for mixers that take irregular steps: the time since the step
+            before in units of `duration` / (`length` - 1), and 1 at the first step. It is a feature too.
 
     See `DrawnTask` for the other fields.
 
@@ -57,6 +59,7 @@ class IrregularSines(RegressionTask):
     shown: float = 0.5
     duration: float = 5.0
     noise: float = 0.01
+    with_dt: bool = False
     n_features: ClassVar[int | None] = 3
     per_sequence: ClassVar[bool] = False
 
@@ -77,6 +80,11 @@ class IrregularSines(RegressionTask):
     def chance(self) -> float:
         """Mean squared error of the constant answer 1, if phases were uniform: 1/2 + 0.1^2 + noise^2."""
         return 1 / 2 + 0.1**2 + self.noise**2
+
+    @property
+    def unit(self) -> float | None:
+        """The mean time between points; None without `with_dt`."""
+        return self.duration / (self.length - 1) if self.with_dt else None
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
         """Draw n samples of `length` steps."""

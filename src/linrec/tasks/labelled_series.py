@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64, Num
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.tasks.base import Batch
+from linrec.tasks.base import Batch, times_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class LabelledSeries:
         mean: mean to subtract, shape (t, f) or (1, f), float32.
         std: standard deviation to divide by, in the shape of `mean`, float32.
         lengths: number of steps in each series, shape (n), int64; None if all series have t steps.
+        unit: unit of time, if batches have `dt` from the last feature; see `times_of`. None for no `dt`.
 
     Example:
         >>> values = torch.tensor([[[3], [5], [0]], [[4], [4], [2]]], dtype=torch.int16)
@@ -39,6 +40,7 @@ class LabelledSeries:
     mean: Float[Tensor, "t f"]
     std: Float[Tensor, "t f"]
     lengths: Int64[Tensor, "n"] | None = None
+    unit: float | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,10 +57,11 @@ class LabelledSeries:
         index = index.to(self.labels.device)
         inputs = ((self.values[index].float() - self.mean) / self.std).nan_to_num(0.0)
         if self.lengths is None:
-            return Batch(inputs, self.labels[index], None)
+            return Batch(inputs, self.labels[index], None, dt=times_of(inputs, self.unit))
         lengths = self.lengths[index]
         after = torch.arange(inputs.shape[1], device=inputs.device) >= lengths[:, None]
-        return Batch(inputs.masked_fill(after[:, :, None], 0), self.labels[index], None, lengths)
+        inputs = inputs.masked_fill(after[:, :, None], 0)
+        return Batch(inputs, self.labels[index], None, lengths, times_of(inputs, self.unit))
 
     def of_epoch(self, *, seed: int, epoch: int) -> "LabelledSeries":
         """Return the split itself: its series are the same in every epoch."""
@@ -68,7 +71,7 @@ class LabelledSeries:
         """Return the split with its series on a device, without converting their dtype."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         values, labels, mean, std = (t.to(device) for t in (self.values, self.labels, self.mean, self.std))
-        return LabelledSeries(values, labels, mean, std, lengths)
+        return LabelledSeries(values, labels, mean, std, lengths, self.unit)
 
     def every(self, k: int) -> "LabelledSeries":
         """Return the series subsampled to every k-th step, from the first; all series must have t steps."""

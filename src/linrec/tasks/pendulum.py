@@ -55,6 +55,8 @@ class Pendulum(RegressionTask):
         size: rows and columns of an image, in pixels.
         dt: time between frames, in seconds.
         push: standard deviation of the random change of velocity per frame, in radians per second.
+        with_dt: whether batches have `dt`, for mixers that take irregular steps: the number of frames since
+            the image before, and 1 at the first image. It is a feature too.
 
     See `DrawnTask` for the other fields.
 
@@ -73,6 +75,7 @@ class Pendulum(RegressionTask):
     size: int = 24
     dt: float = 0.01
     push: float = 0.1
+    with_dt: bool = False
     per_sequence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -85,6 +88,11 @@ class Pendulum(RegressionTask):
         if not self.dt > 0:
             raise ValueError(f"`dt` must be positive, in seconds; got {self.dt}.")
         super().__post_init__()
+
+    @property
+    def unit(self) -> float | None:
+        """One frame; None without `with_dt`."""
+        return 1.0 if self.with_dt else None
 
     @property
     def n_features(self) -> int:

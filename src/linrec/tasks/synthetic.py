@@ -90,6 +90,11 @@ class DrawnTask(abc.ABC):
         for length in self.test_lengths:
             self.at_length(length)
 
+    @property
+    def unit(self) -> float | None:
+        """Length of a regular step, if batches have `dt` from the last feature; None for no `dt`."""
+        return None
+
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
         """Draw n samples, a pure function of the fields and the random generator."""
@@ -146,11 +151,11 @@ class DrawnTask(abc.ABC):
 
     @cached_property
     def _test(self) -> Split:
-        return _split_of(self._drawn("test", self.n_test, frozenset()))
+        return self._split_of(self._drawn("test", self.n_test, frozenset()))
 
     @cached_property
     def _validation(self) -> Split:
-        return _split_of(self._drawn("validation", self.n_validation, self._taken_by("test")))
+        return self._split_of(self._drawn("validation", self.n_validation, self._taken_by("test")))
 
     @cached_property
     def _training(self) -> Split:
@@ -184,9 +189,13 @@ class DrawnTask(abc.ABC):
             np.concatenate(groups) if groups else None,
         )
 
+    def _split_of(self, drawn: Drawn) -> Split:
+        group = None if drawn.group is None else torch.from_numpy(drawn.group)
+        return Split(torch.from_numpy(drawn.inputs), torch.from_numpy(drawn.targets), group, self.unit)
+
     def _train(self, held_out: frozenset[int], *, epoch: int | None, seed: int) -> Split:
         more = () if epoch is None else (1 + epoch, seed)
-        samples = _split_of(self.for_training(self._drawn("train", self.n_train, held_out, *more)))
+        samples = self._split_of(self.for_training(self._drawn("train", self.n_train, held_out, *more)))
         if not self.fresh:
             return samples
         return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
@@ -270,8 +279,3 @@ def require_longer_probes(task: DrawnTask) -> None:
             f"`test_lengths` must be greater than `length` = {task.length}, the longest training string; got "
             f"{task.test_lengths}. The scores of the test split include shorter lengths."
         )
-
-
-def _split_of(drawn: Drawn) -> Split:
-    group = None if drawn.group is None else torch.from_numpy(drawn.group)
-    return Split(torch.from_numpy(drawn.inputs), torch.from_numpy(drawn.targets), group)

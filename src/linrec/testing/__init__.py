@@ -41,6 +41,7 @@ from linrec.testing.suites import (
     check_mixer,
     check_operator,
     check_state_dict,
+    check_times,
 )
 from linrec.testing.system_inputs import (
     dense_ssm_inputs,
@@ -71,6 +72,7 @@ __all__ = [
     "check_stability",
     "check_state_dict",
     "check_steps",
+    "check_times",
     "delta_rule_inputs",
     "dense_ssm_inputs",
     "diagonal_ssm_inputs",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.nn.mixer import Mixer
+from linrec.nn.mixer import Mixer, State
 from linrec.testing import laws
 from linrec.testing.draws import generator
 from linrec.testing.fakes import CheckFakeKernels
@@ -17,7 +17,14 @@ from linrec.testing.laws import Function
 from linrec.testing.tolerances import assert_agree
 from linrec.trees import Tree, differentiable, double, leaves, map_tree
 
-__all__ = ["check_autocast", "check_init_state", "check_mixer", "check_operator", "check_state_dict"]
+__all__ = [
+    "check_autocast",
+    "check_init_state",
+    "check_mixer",
+    "check_operator",
+    "check_state_dict",
+    "check_times",
+]
 
 
 def check_mixer(
@@ -59,6 +66,8 @@ def check_mixer(
     laws.check_isolation(mixer, x)
     laws.check_empty(mixer, x)
     laws.check_layout(mixer, x)
+    if mixer.takes_dt:
+        check_times(mixer, x)
     if compiler is not None:
         laws.check_compile(mixer, x, compiler=compiler)
     check_state_dict(mixer, x)
@@ -66,6 +75,33 @@ def check_mixer(
     x = 30 * torch.randn(1, long, mixer.d_model, generator=generator(seed)).to(parameter.device)
     laws.check_stability(copy.deepcopy(mixer).float(), x)
     laws.check_stability(copy.deepcopy(mixer).bfloat16(), x.bfloat16())
+
+
+def check_times(mixer: Mixer, x: Tensor, *, seed: int = 1) -> None:
+    """Check the laws of splits, steps, batch rows and resets with irregular steps, and that 1 is no `dt`.
+
+    Args:
+        mixer: a mixer with `takes_dt`.
+        x: inputs (b, t, d_model), at least six steps.
+        seed: random seed of the times.
+    """
+    # between 1/8 and 8
+    times = 8 ** (2 * torch.rand(x.shape[:2], generator=generator(seed), dtype=torch.float64) - 1)
+
+    def timed(given: tuple[Tensor, Tensor], state: State = None, **arguments: Any) -> tuple[Tensor, State]:
+        return mixer(given[0], state, dt=given[1].to(given[0]), **arguments)
+
+    given = x, times.to(x)
+    laws.check_split(timed, given)
+    laws.check_steps(timed, given)
+    # the law changes numbers to 1 - number
+    laws.check_causality(timed, (x, given[1] / 8))
+    laws.check_batch_independence(timed, given)
+    laws.check_reset(timed, given)
+    # the law spoils all numbers but integers, and times must be positive
+    laws.check_isolation(timed, (x, given[1].ceil().long()))
+    laws.check_empty(timed, given)
+    assert_agree(mixer(x, dt=torch.ones_like(given[1]))[0], mixer(x)[0], "outputs with `dt` of 1 everywhere")
 
 
 def check_init_state(mixer: Mixer, x: Tensor) -> None:

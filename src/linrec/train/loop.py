@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linrec import mixers
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepSizeError
 from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
@@ -161,6 +162,7 @@ def _fit(
     optim = cut_warmup(config.optim, total_steps)
 
     # model and optimisers
+    _check_times(task, config.model)
     model = _build(config.model)
     if init is not None:
         _start_from(init, model)
@@ -362,6 +364,16 @@ def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | Se
         return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the model cannot be built: {error}") from error
+
+
+def _check_times(task: Task, config: ModelConfig | SequenceClassifierConfig) -> None:
+    """Raise ConfigError if batches have times, and a mixer does not take them."""
+    others = [name for name in config.mixer_pattern if not mixers.get(name).takes_dt]
+    if others and task.split("train").rows(torch.tensor([0])).dt is not None:
+        raise ConfigError(
+            f"`with_dt` of the task needs mixers that take irregular steps; {others[0]!r} does not. Leave "
+            "--task.with-dt out: the time is a feature too."
+        )
 
 
 def _start_from(init: nn.Module, model: nn.Module) -> None:

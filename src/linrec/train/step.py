@@ -58,11 +58,12 @@ class Objective(nn.Module):
         targets: Num[Tensor, "b *n"],
         reset: Bool[Tensor, "b t"] | None = None,
         lengths: Int64[Tensor, "b *pair"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
     ) -> Outcome:
         """Return loss and predictions; targets of -100 or NaN are ignored."""
         if isinstance(self.model, SequenceClassifier):
-            return self.scored(self.model(inputs, lengths=lengths), targets)
-        x, _ = self.model.hidden(inputs, reset=reset, keep_state=False)
+            return self.scored(self.model(inputs, lengths=lengths, dt=dt), targets)
+        x, _ = self.model.hidden(inputs, reset=reset, dt=dt, keep_state=False)
         return self.scored(x, targets)
 
     def compile(self, **options: Any) -> None:
@@ -98,6 +99,7 @@ def train_step(
     targets: Num[Tensor, "b *n"],
     reset: Bool[Tensor, "b t"] | None,
     lengths: Int64[Tensor, "b *pair"] | None = None,
+    dt: Float[Tensor, "b t"] | None = None,
     *,
     fabric: Fabric,
     objective: nn.Module,
@@ -115,6 +117,7 @@ def train_step(
         targets: targets of the inputs, -100 or NaN for positions without a target.
         reset: true where a document begins, or None.
         lengths: number of steps before the padding of each sequence, or None without padding.
+        dt: time since the step before, or None for regular steps.
         fabric: the Fabric that runs the backward pass and connects the processes.
         objective: an `Objective` that Fabric has set up.
         optimizers: optimisers that Fabric has set up.
@@ -131,7 +134,7 @@ def train_step(
         optimizer.zero_grad()
     parts = [
         (None,) * accumulate if tensor is None else tensor.chunk(accumulate)
-        for tensor in (inputs, targets, reset, lengths)
+        for tensor in (inputs, targets, reset, lengths, dt)
     ]
     for place, piece in enumerate(zip(*parts, strict=True), start=1):
         # the processes exchange gradients only after the last micro-batch
@@ -209,13 +212,14 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
         # F.pad lists the axes from the last to the first
         return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
 
-    inputs, targets, reset, lengths = batch
+    inputs, targets, reset, lengths, dt = batch
     return Batch(
         filled(inputs),
         filled(targets, math.nan if targets.is_floating_point() else NO_TARGET),
         None if reset is None else filled(reset),
         # length 1, because a sequence has at least one step
         None if lengths is None else filled(lengths, 1),
+        None if dt is None else filled(dt, 1),
     )
 
 
