@@ -1,10 +1,14 @@
 """The step-by-step Triton kernel of matrix states: on a GPU where there is one, else interpreted."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
+from linrec.nn import rotary_memory
+from linrec.nn.rotary import Rotary
+from linrec.nn.rotary_memory import rotary_gate_loop
 from linrec.ops import delta_rule, gate_loop
 from linrec.ops.core.call import recording
 from linrec.ops.core.kernel import successors
@@ -172,6 +176,23 @@ def test_nothing_passes_a_reset(is_complex, at):
         y, last = gate_loop(**inputs | spoilt, reset=reset, **PAIR)
     expected = gate_loop(**inputs | after | {"state": None}, **ORACLE)
     assert_agree((y[:, at:], last), expected)
+
+
+@on_either
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_single_steps_of_a_rotary_memory(dtype, monkeypatch):
+    rotary = Rotary(6)
+    q, k, v = torch.randn(3, 2, 4, 3, 6, device=DEVICE).to(dtype)
+    log_decay = torch.tensor([-0.1, -0.2, 0.0], device=DEVICE)
+    whole, last = rotary_gate_loop(rotary, *(x.double() for x in (q, k, v)), log_decay.double())
+    monkeypatch.setattr(rotary_memory, "gate_loop", partial(gate_loop, **PAIR))
+    state, steps = None, []
+    for n in range(4):
+        step = (x[:, n : n + 1] for x in (q, k, v))
+        y, state = rotary_gate_loop(rotary, *step, log_decay, state=state)
+        steps.append(y)
+    assert_agree(torch.cat(steps, 1), whole, dtype=dtype)
+    assert_agree(state, last)
 
 
 @on_either
