@@ -336,7 +336,10 @@ PLAIN, EXPORTED = {"phase": None}, {"exporting": True}
     ("machine", "sizes", "gates", "expected"),
     [
         (CUDA, (1, 64, 64), PLAIN, ("recurrent", "triton")),
-        (CUDA, (1, 64, 64), {}, ("recurrent", "torch")),
+        (CUDA, (1, 64, 64), {}, ("recurrent", "triton")),
+        (CUDA, (1, 64, 64), PLAIN | {"complex_qk": True}, ("recurrent", "triton")),
+        (CUDA, (1, 64, 64), {"dtype": torch.float64}, ("recurrent", "torch")),
+        (CUDA, (1, 64, 64), {"bonus": True}, ("recurrent", "torch")),
         (CUDA, (1, 1, 1), PLAIN, ("recurrent", "torch")),
         (CUDA, (2, 1, 2), {}, ("chunkwise", "triton")),
         (CUDA, (99, 1, 1), {}, ("scan", "triton")),
@@ -360,7 +363,7 @@ def test_auto(machine_with, chosen, machine, sizes, gates, expected):
     device, parts = machine
     machine_with(**parts)
     time, dk, dv = sizes
-    given = GateLoop(bonus=None, reset=None, **gate_loop_inputs(2, time, 3, dk, dv, **gates))
+    given = GateLoop(**{"bonus": None, "reset": None} | gate_loop_inputs(2, time, 3, dk, dv, **gates))
     assert chosen(OPERATOR, given, device) == expected
 
 

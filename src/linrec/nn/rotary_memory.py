@@ -52,16 +52,20 @@ def rotary_gate_loop(
         >>> y.flatten(), state.shape
         (tensor([2.0000, 3.0806, 2.2483]), torch.Size([1, 1, 1, 1]))
     """
-    dtype, steps = accumulation(q.dtype), torch.arange(1, q.shape[1] + 1, device=q.device)
+    dtype = accumulation(q.dtype)
     if q.shape[1] < 2 or handlers:
-        q, k = (torch.view_as_complex(part.to(dtype).unflatten(-1, (-1, 2))) for part in (q, k))
+        q, k = (part.to(dtype).unflatten(-1, (-1, 2)) for part in (q, k))
+        # conjugated as pairs, because compilers fuse real numbers only
+        k = torch.stack([k[..., 0], -k[..., 1]], dim=-1)
+        q, k = torch.view_as_complex(q), torch.view_as_complex(k)
         theta = rotary.frequencies(dtype, q.device).expand(q.shape[2], -1)
-        y, state = gate_loop(q, k.conj(), v.to(dtype), log_decay, theta, state=state, reset=reset)
+        y, state = gate_loop(q, k, v.to(dtype), log_decay, theta, state=state, reset=reset)
         return y.to(v.dtype), state
     if log_decay is not None and log_decay.dim() > 1:
         log_decay = log_decay.repeat_interleave(2, -1)
     if state is not None:
         state = torch.view_as_real(state.conj().resolve_conj()).mT.flatten(2, 3)
+    steps = torch.arange(1, q.shape[1] + 1, device=q.device)
     q, k = rotary(steps[None], q, k)
     y, state = gate_loop(q, k, v, log_decay, state=state, reset=reset)
     real, imaginary = state.unflatten(2, (-1, 2)).unbind(3)

@@ -13,7 +13,7 @@ from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import DeltaRule, chunkwise, recurrent
 from linrec.ops.gate_loop import inputs, numba
 from linrec.ops.gate_loop.inputs import Matrix
-from linrec.ops.gate_loop.triton import steps, steps_entry
+from linrec.ops.gate_loop.triton import Steps, steps, steps_entry
 
 __all__ = ["OPERATOR", "delta_rule"]
 
@@ -50,7 +50,7 @@ _SMALL_KEYS: Any = {
     "requires": f"keys of at most {triton.LARGEST} channels",
 }
 BACKENDS = (
-    steps_entry(lambda given: steps(Matrix(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
+    steps_entry(lambda given: steps(Steps(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
     Backend("chunkwise", "triton", triton.chunkwise, _ON_CORES, auto=_on_cores, widen=False, **_SMALL_KEYS),
     Backend("recurrent", "numba", lambda given: numba.matrix_recurrence(Matrix(*given))[:2], numba.ABOUT),
     # for few steps a loop needs fewer operations than a triangular system

@@ -46,7 +46,7 @@ def _on_cores(given: Any) -> bool:
 
 
 def _plain_step(given: Any) -> bool:
-    return _one_step(given) and _plain(given) and _on_cores(given)
+    return _one_step(given) and given.bonus is None and _on_cores(given)
 
 
 def _by_loop(given: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.kernel import Memory, Space, forward_op, like
 from linrec.ops.core.precision import accumulation
-from linrec.ops.gate_loop.inputs import Matrix, Values
+from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
@@ -59,39 +59,80 @@ def readable(x: Tensor) -> Tensor:
     return x if layout(x) is not None else x.contiguous()
 
 
-def _forward_steps(out: Outputs, given: Matrix) -> None:
+class Steps(NamedTuple):
+    """Inputs of the kernel of steps: of `delta_rule`, or of `gate_loop` if `beta` is None.
+
+    Attributes:
+        q: (b, t, h, dk), or (b, t, h, 2 dk) if it is complex: the real and the imaginary part of each number.
+        k: likewise; if it is complex, so is the state.
+        v: (b, t, h, dv).
+        beta: None or (b, t, h).
+        log_decay: log |a|, None or (b or 1, t or 1, h, dk or 1).
+        state: S_0 (b, h, dk, dv), real or complex.
+        reset: None, or (b, t), true if the state is cleared before a step.
+        phase: arg a, as `log_decay`; with phases the state is complex.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor | None
+    log_decay: Tensor | None
+    state: Tensor
+    reset: Tensor | None
+    phase: Tensor | None = None
+
+
+def _forward_steps(out: Outputs, given: Steps) -> None:
     import triton.language as tl
 
-    beta, reset, state = given.beta, given.reset, given.state.contiguous()
-    q, k, v = (readable(x) for x in (given.q, given.k, given.v))
-    (batch, time, heads, dk), dv = q.shape, v.shape[-1]
-    decay, decays, strides = _decays(given.log_decay, q)
+    beta, reset, v = given.beta, given.reset, readable(given.v)
+    q, k = readable(given.q), readable(given.k)
+    batch, heads, dk, dv = given.state.shape
+    is_complex = given.state.is_complex()
+    state, last = given.state.contiguous(), out.last
+    if is_complex:
+        state, last = torch.view_as_real(state), torch.view_as_real(last)
+    decay, decays, strides = _gates(given.log_decay, q)
+    phase, phases, phase_strides = _gates(given.phase, q)
     block_k = power_of_2(dk)
-    block_v = max(1, min(power_of_2(dv), STATE // block_k))
+    numbers = STATE // 2 if is_complex else STATE
+    block_v = max(1, min(power_of_2(dv), numbers // block_k))
     with on_device(q.device):
         KERNELS.steps[(-(-dv // block_v) * batch * heads,)](
-            q, k, v, q if beta is None else beta.contiguous(), decays, mask(reset, q), state, out.y, out.last,
-            time, strides, HEADS=heads, DK=dk, DV=dv, DECAY=decay, DELTA=beta is not None,
-            RESET=reset is not None, BLOCK_K=block_k, BLOCK_V=block_v,
+            q, k, v, q if beta is None else beta.contiguous(), decays, phases, mask(reset, q),
+            state, out.y, last, q.shape[1], strides, phase_strides, HEADS=heads, DK=dk, DV=dv,
+            DECAY=decay, PHASE=phase, DELTA=beta is not None, RESET=reset is not None, COMPLEX=is_complex,
+            PARTS_Q=q.shape[-1] // dk, PARTS_K=k.shape[-1] // dk, BLOCK_K=block_k, BLOCK_V=block_v,
             WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32,
             LAYOUTS=tuple(map(layout, (q, k, v))), num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
-def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int, ...]]:
-    """Return the kind of decay, log decays (b, t, h, dk or 1), and their first three strides."""
-    if log_decay is None:
+def _gates(gates: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int, ...]]:
+    """Return the kind of log decays or phases, their values (b, t, h, dk or 1), and three strides."""
+    if gates is None:
         # the kernel does not read a missing tensor, so any pointer works
         return NONE, q, (0, 0, 0)
-    decays = log_decay.contiguous().expand(*q.shape[:2], -1, -1)
-    return CHANNEL if log_decay.shape[-1] > 1 else HEAD, decays, decays.stride()[:3]
+    values = readable(gates).expand(*q.shape[:2], -1, -1)
+    return CHANNEL if gates.shape[-1] > 1 else HEAD, values, values.stride()[:3]
 
 
 steps = forward_op(
-    "matrix_steps_triton", Matrix, Outputs, lambda given, keep: (like(given.v), like(given.state)),
+    "matrix_steps_triton", Steps, Outputs, lambda given, keep: (like(given.v), like(given.state)),
     _forward_steps, batch="q", follows={"last": "state"},
 )  # fmt: skip
-recurrent = in_real_form(steps)
+
+
+def recurrent(given: GateLoop) -> tuple[Tensor, Tensor]:
+    """Return y and the last state of `gate_loop`, step by step."""
+    q, k, v, log_decay, phase, _, state, reset = given
+    return steps(Steps(_in_parts(q), _in_parts(k), v, None, log_decay, state, reset, phase))[:2]
+
+
+def _in_parts(x: Tensor) -> Tensor:
+    """Return complex numbers as pairs of adjacent channels; real numbers as they are."""
+    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
 
 
 def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any], bool]) -> Backend:
@@ -155,7 +196,9 @@ class Chunks:
             # Triton 3.6 to 3.9 cannot compile float64 products whose operands depend on 8-bit reset flags
             log_decay, reset = log_decay.masked_fill(reset[..., None, None], RESET), None
         self.reset = reset is not None
-        self.decay, decays, self.strides = _decays(log_decay, self.q)
+        # the kernel of sums iterates over heads and channels at once
+        log_decay = None if log_decay is None else log_decay.contiguous()
+        self.decay, decays, self.strides = _gates(log_decay, self.q)
         self.gates = decays, mask(reset, self.q)
         if self.decay != NONE and not self.exact:
             self.gates = self._sums(*self.gates), self.gates[1]

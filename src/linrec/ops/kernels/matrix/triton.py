@@ -351,24 +351,45 @@ def mixed(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def part(x, rows, i: tl.constexpr, PARTS: tl.constexpr, DK: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load part i of the numbers of a row: its real parts if i = 0, its imaginary parts if i = 1."""
+    return tl.load(x + rows * PARTS + i, mask=rows < DK, other=0.0).to(WIDE)
+
+
+@triton.jit
+def of_step(gate, rows, KIND: tl.constexpr, DK: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load a gate of a step: a number if HEAD, (rows, 1) if CHANNEL."""
+    if KIND == CHANNEL:
+        return part(gate, rows, 0, 1, DK, WIDE)[:, None]
+    else:
+        return tl.load(gate).to(WIDE)
+
+
+@triton.jit
 def steps(  # type: ignore[no-untyped-def]
     q,
     k,
     v,
     beta,
     decays,
+    phases,
     reset,
     start,
     y,
     end,
     TIME,
     strides,
+    phase_strides,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
     DECAY: tl.constexpr,
+    PHASE: tl.constexpr,
     DELTA: tl.constexpr,
     RESET: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    PARTS_Q: tl.constexpr,
+    PARTS_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     WIDE: tl.constexpr,
@@ -380,39 +401,58 @@ def steps(  # type: ignore[no-untyped-def]
     reads and writes each number once.
 
     `decays` are log decays, with strides (batch, time, head), and a number per step, or DK numbers if
-    CHANNEL.
+    CHANNEL; `phases` likewise. If COMPLEX, the state is complex. Q has PARTS_Q = 2 parts if it is complex, or
+    1, and K has PARTS_K. The parts of a complex number are adjacent.
     """
     # on a single grid axis, because the other axes are limited to 65,535 programs
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
+    PARTS: tl.constexpr = 2 if COMPLEX else 1
     block, matrix = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     b, h = (matrix // HEADS).to(tl.int64), matrix % HEADS
     rows = tl.arange(0, BLOCK_K)
     columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
-    inside = (rows < DK)[:, None] & (columns < DV)[None, :]
-    at = matrix.to(tl.int64) * (DK * DV) + rows[:, None] * DV + columns[None, :]
+    # both parts of each number, in the order of memory
+    entries = block * (PARTS * BLOCK_V) + tl.arange(0, PARTS * BLOCK_V)
+    inside = (rows < DK)[:, None] & (entries < PARTS * DV)[None, :]
+    at = matrix.to(tl.int64) * (PARTS * DK * DV) + rows[:, None] * (PARTS * DV) + entries[None, :]
     state = tl.load(start + at, mask=inside, other=0.0).to(WIDE)
+    if COMPLEX:
+        state, imaginary = tl.split(tl.reshape(state, (BLOCK_K, BLOCK_V, 2)))
     for t in range(TIME):
         step = b * TIME + t
         place = step * HEADS + h
-        row_q, row_k = step * LAYOUTS[0][0] + h * LAYOUTS[0][1], step * LAYOUTS[1][0] + h * LAYOUTS[1][1]
+        row_q = q + step * LAYOUTS[0][0] + h * LAYOUTS[0][1]
+        row_k = k + step * LAYOUTS[1][0] + h * LAYOUTS[1][1]
         row_v = step * LAYOUTS[2][0] + h * LAYOUTS[2][1]
-        query = tl.load(q + row_q + rows, mask=rows < DK, other=0.0).to(WIDE)
-        key = tl.load(k + row_k + rows, mask=rows < DK, other=0.0).to(WIDE)
+        query = part(row_q, rows, 0, PARTS_Q, DK, WIDE)
+        key = part(row_k, rows, 0, PARTS_K, DK, WIDE)
         value = tl.load(v + row_v + columns, mask=columns < DV, other=0.0).to(WIDE)
-        gate = decays + b * strides[0] + t * strides[1] + h * strides[2]
-        if DECAY == CHANNEL:
-            state *= tl.exp(tl.load(gate + rows, mask=rows < DK, other=0.0).to(WIDE))[:, None]
-        elif DECAY != NONE:
-            state *= tl.exp(tl.load(gate).to(WIDE))
+        if DECAY != NONE:
+            gate = decays + b * strides[0] + t * strides[1] + h * strides[2]
+            magnitude = tl.exp(of_step(gate, rows, DECAY, DK, WIDE))
+            state *= magnitude
+            if COMPLEX:
+                imaginary *= magnitude
+        if PHASE != NONE:
+            gate = phases + b * phase_strides[0] + t * phase_strides[1] + h * phase_strides[2]
+            angle = of_step(gate, rows, PHASE, DK, WIDE)
+            cos, sin = tl.cos(angle), tl.sin(angle)
+            state, imaginary = state * cos - imaginary * sin, state * sin + imaginary * cos
         if RESET:
-            state = tl.where(tl.load(reset + b * TIME + t) != 0, 0.0, state)
+            cut = tl.load(reset + b * TIME + t) != 0
+            state = tl.where(cut, 0.0, state)
+            if COMPLEX:
+                imaginary = tl.where(cut, 0.0, imaginary)
         if DELTA:
             found = tl.sum(state * key[:, None], axis=0)
             value = tl.load(beta + place).to(WIDE) * (value - found)
         state += key[:, None] * value[None, :]
-        tl.store(
-            y + place * DV + columns,
-            tl.sum(state * query[:, None], axis=0).to(y.dtype.element_ty),
-            mask=columns < DV,
-        )
+        if PARTS_K == 2:
+            imaginary += part(row_k, rows, 1, PARTS_K, DK, WIDE)[:, None] * value[None, :]
+        read = state * query[:, None]
+        if COMPLEX and PARTS_Q == 2:
+            read -= imaginary * part(row_q, rows, 1, PARTS_Q, DK, WIDE)[:, None]
+        tl.store(y + place * DV + columns, tl.sum(read, axis=0).to(y.dtype.element_ty), mask=columns < DV)
+    if COMPLEX:
+        state = tl.reshape(tl.join(state, imaginary), (BLOCK_K, PARTS * BLOCK_V))
     tl.store(end + at, state.to(end.dtype.element_ty), mask=inside)
