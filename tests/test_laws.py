@@ -414,7 +414,16 @@ def is_loop(entry: Backend) -> bool:
     return (entry.mode, entry.name) == ("recurrent", "torch")
 
 
-every_entry = pytest.mark.parametrize(("name", "entry"), entries())
+def is_smoother(entry: Backend) -> bool:
+    """Whether an entry iterates a Kalman smoother."""
+    return entry.mode == "damped"
+
+
+def is_slow(entry: Backend) -> bool:
+    return is_reference(entry) or is_smoother(entry)
+
+
+every_entry = pytest.mark.parametrize(("name", "entry"), slower(entries(), is_smoother))
 every_fast_entry = pytest.mark.parametrize(("name", "entry"), entries(reference=False))
 every_entry_with_gradients = pytest.mark.parametrize(("name", "entry"), entries(differentiable=True))
 every_fast_entry_with_gradients = pytest.mark.parametrize(
@@ -553,7 +562,7 @@ def test_laws_of_operators(name, entry):
         testing.check_layout(function, x)
 
 
-@pytest.mark.parametrize(("name", "entry"), slower(entries(differentiable=True), is_reference))
+@pytest.mark.parametrize(("name", "entry"), slower(entries(differentiable=True), is_slow))
 def test_nothing_passes_a_reset(name, entry):
     if not takes_resets(name, entry):
         pytest.skip("it refuses resets")
@@ -598,7 +607,7 @@ def compiled_entries() -> list[Any]:
 def test_operators_compile(name, entry):
     function, x = over_time(name, entry, 6, options=OPERATORS[name].compiled)
     # a second entry of an operator runs the same recurrence, and a Kalman smoother takes a minute to trace
-    following = " with " in name or entry.mode == "damped"
+    following = " with " in name or is_smoother(entry)
     testing.check_compile(function, x, compiler=FOLLOWING if following else TRACING)
 
 

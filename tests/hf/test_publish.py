@@ -14,6 +14,7 @@ from linrec.hf.publish import push
 from linrec.hf.tokenizer import fast_tokenizer
 from linrec.text import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from linrec.train import TrainError, load_run
+from tests.tiers import thorough
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -155,6 +156,7 @@ def test_an_upload_creates_the_repository_and_sends_the_folder(
         push(Path("rose"), "me/rose")
 
 
+@thorough
 def test_tasks_of_lm_eval(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("lm_eval")
     Path("tasks").mkdir()
