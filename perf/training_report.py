@@ -117,9 +117,18 @@ def draw(results: dict[str, Any], path: Path) -> Path:
             middle = place + shift if "tokens_per_second" in model.get("fla", {}) else place
             axes.barh(middle, rate, 0.36, color=style.colour(number), zorder=3)
             memory = "" if found["peak_bytes"] is None else f", {found['peak_bytes'] / 2**30:.1f} GiB"
-            text = axes.text(rate + 2, middle, f"{rate:.0f}{memory}", va="center", fontsize=style.LETTERS - 3)
+            text = axes.annotate(
+                f"{rate:.0f}{memory}",
+                (rate, middle),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=style.LETTERS - 3,
+            )
             # over the lines of the grid
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+            # beside a bar that is long by far, the number stays in the room at the right
+            text.set_in_layout(False)
         name = "flash-linear-attention" if of else "linrec"
         handles.append(Line2D([], [], color=style.colour(number), linewidth=6, label=name))
     for model in measured:
