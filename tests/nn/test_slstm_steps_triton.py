@@ -61,7 +61,7 @@ def test_lengths(time, fresh):
 @on_either
 @pytest.mark.parametrize("held", [0, 2**17])
 @pytest.mark.parametrize(("batch", "size"), [(3, 20), *tiered([(17, 3)], [(1, 48), (2, 1)])])
-def test_sizes_of_several_tiles(batch, size, held, monkeypatch):
+def test_sizes_in_one_tile_and_in_several(batch, size, held, monkeypatch):
     monkeypatch.setattr(triton, "TILE", 16)
     monkeypatch.setattr(triton, "HELD", held)
     check(draw(batch, 3, 2, size))

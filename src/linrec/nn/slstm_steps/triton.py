@@ -17,10 +17,10 @@ LARGEST = 256
 """Channels of a head at most: the loops over tiles are unrolled."""
 ROWS = 16
 """Batch rows of a program, the fewest that matrix units multiply. More programs keep more of a GPU busy."""
-TILE = 64
-"""Channels of a tile at most."""
 HELD = 2**17
-"""Bytes of a head's weights that a program holds over all steps, at most: half of its registers."""
+"""Bytes of weights that a program holds at most, in shared memory; products of tf32x3 hold them twice."""
+TILE = 64
+"""Channels of a tile at most, if a program does not hold all weights."""
 
 
 class Outputs(NamedTuple):
@@ -75,10 +75,12 @@ def _memory(given: Steps, keep: bool) -> Sequence[Space]:
 
 
 def _forward(out: Outputs, given: Steps) -> None:
-    starts = (part.float().contiguous() for part in given[2:6])
+    # the kernel replaces the state, step by step
+    for end, start in zip(out[1:5], given[2:6], strict=True):
+        end.copy_(start)
     _launch(
-        KERNELS.slstm, given, given.Wx.contiguous(), given.R.contiguous(), *starts,
-        mask(given.reset, given.Wx), *out, KEEP=out.gates.numel() > 0,
+        KERNELS.slstm, given, given.Wx.contiguous(), _by_gate(given.R).contiguous(),
+        given.hidden.float().contiguous(), mask(given.reset, given.Wx), *out, KEEP=out.gates.numel() > 0,
     )  # fmt: skip
 
 
@@ -88,12 +90,13 @@ def _gradients(given: Steps, kept: Outputs, d: Outputs, needs: Sequence[bool]) -
 
 
 def _adjoint(out: Any, given: Steps, kept: Outputs, d: Outputs) -> None:
-    starts = [torch.empty_like(x, dtype=torch.float32) for x in (d.last, d.cell, d.normalizer)]
+    dh, dc, dn = (x.clone(memory_format=torch.contiguous_format) for x in d[1:4])
     _launch(
-        KERNELS.slstm_gradients, given, kept.gates, given.R.contiguous(), kept.cells, kept.normalizers,
-        kept.largests, mask(given.reset, given.Wx), *(x.contiguous() for x in d[:4]), out.Wx, *starts,
+        KERNELS.slstm_gradients, given, kept.gates, _by_gate(given.R).mT.contiguous(), kept.cells,
+        kept.normalizers, kept.largests, mask(given.reset, given.Wx), d.hidden.contiguous(), dh, dc, dn,
+        out.Wx,
     )  # fmt: skip
-    for total, x in zip((out.hidden, out.cell, out.normalizer), starts, strict=True):
+    for total, x in zip((out.hidden, out.cell, out.normalizer), (dh, dc, dn), strict=True):
         total.copy_(x)
     if out.R is not None:
         before = torch.cat([given.hidden[:, None].to(kept.hidden.dtype), kept.hidden], 1)[:, :-1]
@@ -107,16 +110,22 @@ def _adjoint(out: Any, given: Steps, kept: Outputs, d: Outputs) -> None:
 def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
     """Run a kernel for all heads and blocks of batch rows."""
     batch, time, _, heads, size = given.Wx.shape
-    block = max(16, min(TILE, power_of_2(size)))
+    precision, whole = _precision(given.R.dtype), max(16, power_of_2(size))
+    copies = 2 if precision == "tf32x3" else 1
+    block = whole if 4 * whole**2 * given.R.itemsize * copies <= HELD else min(whole, TILE)
     programs = heads * -(-batch // ROWS)
     if programs and size:
         with on_device(given.Wx.device):
             run[(programs,)](
                 *tensors, batch, time, HEADS=heads, SIZE=size, ROWS=ROWS, BLOCK=block,
                 TILES=-(-size // block), HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
-                HELD=given.R[0].nbytes <= HELD, PRECISION=_precision(given.R.dtype),
-                num_warps=4 if size <= TILE else 8, num_stages=1, **options,
+                PRECISION=precision, num_warps=4 if whole <= TILE else 8, num_stages=1, **options,
             )  # fmt: skip
+
+
+def _by_gate(R: Tensor) -> Tensor:
+    """Return the weights as (h, 4, d, d)."""
+    return R.unflatten(-1, (4, -1)).transpose(1, 2)
 
 
 def _precision(dtype: torch.dtype) -> str:
