@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from linrec.mixers import build
 from linrec.nn.slstm_steps import slstm_steps, triton
 from linrec.nn.slstm_steps.torch import Steps, by_step
 from linrec.testing import assert_agree, generator, reset_mask
@@ -198,10 +199,58 @@ def test_compiles_into_one_graph():
 
 
 @on_either
-def test_what_the_kernel_does_not_take_is_refused():
-    given = draw(1, 2, 1, 257)
-    with pytest.raises(ValueError, match="takes heads of at most 256 channels in single or half precision"):
+def test_tiles_are_smaller_where_shared_memory_is_small(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    kernel, blocks = triton.KERNELS.slstm, []
+
+    class Small:
+        def __getitem__(self, grid):
+            def run(*tensors, BLOCK, **options):
+                blocks.append(BLOCK)
+                if BLOCK > 16:
+                    raise OutOfResources(2, 1, "shared memory")
+                return kernel[grid](*tensors, BLOCK=BLOCK, **options)
+
+            return run
+
+    monkeypatch.setattr(triton.KERNELS, "slstm", Small(), raising=False)
+    given = draw(1, 2, 1, 20)
+    check(given)
+    assert blocks == [32, 16]
+
+
+@on_either
+def test_double_precision_is_refused():
+    given = wide(draw(1, 2, 1, 3))
+    with pytest.raises(ValueError, match="of `slstm_steps` takes inputs in single or half precision"):
         slstm_steps(*given[:2], given[2:6], backend="triton")
+
+
+@on_either
+@pytest.mark.parametrize("arguments", [{"n_heads": 2}, {"n_heads": 1, "forget_gate": "exponential"}])
+def test_a_mixer_by_either_backend(arguments, monkeypatch):
+    launch, runs = triton._launch, []
+
+    def recorded(run, *given, **options):
+        runs.append(run)
+        launch(run, *given, **options)
+
+    monkeypatch.setattr(triton, "_launch", recorded)
+    x = torch.randn(2, 4, 6, generator=generator(3)).to(DEVICE)
+
+    def outcome(backend):
+        torch.manual_seed(0)
+        mixer = build("slstm", 6, recurrent_init="uniform", backend=backend, **arguments).to(DEVICE)
+        y, state = mixer(x)
+        return y, state, torch.autograd.grad(y.square().sum(), tuple(mixer.parameters()))
+
+    found = outcome("triton")
+    assert runs == [triton.KERNELS.slstm, triton.KERNELS.slstm_gradients]
+    assert_agree(found, outcome("torch"))
+    # "auto" does not take the kernel before its speed is measured
+    assert_agree(found, outcome("auto"))
+    assert len(runs) == 2
 
 
 @on_a_gpu

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.nn.slstm_steps.torch import Ends, Steps, by_step, log_forget
-from linrec.nn.slstm_steps.triton import LARGEST, fits, fused
+from linrec.nn.slstm_steps.triton import fits, fused
 from linrec.ops.core.backends import Backend, choose, never
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.checks import check_axes, check_reset, check_shape
@@ -23,7 +23,7 @@ BACKENDS = (
         fused,
         "one kernel for all steps, on GPUs",
         accepts=fits,
-        requires=f"heads of at most {LARGEST} channels in single or half precision",
+        requires="inputs in single or half precision",
         # until its speed is measured on a GPU
         auto=never,
     ),

@@ -13,8 +13,6 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 KERNELS = Kernels("nonlinear.slstm_triton")
-LARGEST = 256
-"""Channels of a head at most: the loops over tiles are unrolled."""
 ROWS = 16
 """Batch rows of a program, the fewest that matrix units multiply. More programs keep more of a GPU busy."""
 HELD = 2**17
@@ -53,9 +51,8 @@ KEPT = ("largest", "gates", "cells", "normalizers", "largests")
 
 
 def fits(given: Steps) -> bool:
-    """Return whether the kernel takes these dtypes and this head size."""
-    allowed = (torch.float32, torch.bfloat16, torch.float16)
-    return given.Wx.shape[-1] <= LARGEST and given.Wx.dtype in allowed and given.R.dtype in allowed
+    """Return whether the kernel takes these dtypes."""
+    return all(x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in (given.Wx, given.R))
 
 
 def fused(given: Steps) -> tuple[Tensor, Ends]:
@@ -109,18 +106,30 @@ def _adjoint(out: Any, given: Steps, kept: Outputs, d: Outputs) -> None:
 
 def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
     """Run a kernel for all heads and blocks of batch rows."""
+    from triton.runtime.errors import OutOfResources
+
     batch, time, _, heads, size = given.Wx.shape
     precision, whole = _precision(given.R.dtype), max(16, power_of_2(size))
     copies = 2 if precision == "tf32x3" else 1
-    block = whole if 4 * whole**2 * given.R.itemsize * copies <= HELD else min(whole, TILE)
+    held = 4 * whole**2 * given.R.itemsize * copies <= HELD
+    smaller = max(16, min(whole // 2, TILE))
     programs = heads * -(-batch // ROWS)
-    if programs and size:
-        with on_device(given.Wx.device):
-            run[(programs,)](
-                *tensors, batch, time, HEADS=heads, SIZE=size, ROWS=ROWS, BLOCK=block,
-                TILES=-(-size // block), HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
-                PRECISION=precision, num_warps=4 if whole <= TILE else 8, num_stages=1, **options,
-            )  # fmt: skip
+    if programs == 0 or size == 0:
+        return
+    # GPUs with little shared memory take smaller tiles
+    for block in (whole, smaller) if held and whole > smaller else (smaller,):
+        try:
+            # a kernel that does not fit raises before it is launched
+            with on_device(given.Wx.device):
+                run[(programs,)](
+                    *tensors, batch, time, HEADS=heads, SIZE=size, ROWS=ROWS, BLOCK=block,
+                    TILES=-(-size // block), HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
+                    PRECISION=precision, num_warps=4 if whole <= TILE else 8, num_stages=1, **options,
+                )  # fmt: skip
+            return
+        except OutOfResources:
+            if block == smaller:
+                raise
 
 
 def _by_gate(R: Tensor) -> Tensor:
