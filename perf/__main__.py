@@ -9,6 +9,7 @@ import torch
 import tyro
 
 from perf.commands.decoding import DecodingOptions, decoding
+from perf.commands.loops import LoopsOptions, loops
 from perf.commands.matrix import MatrixOptions, matrix
 from perf.commands.models import ModelsOptions, models
 from perf.commands.ops import OpsOptions, ops
@@ -22,6 +23,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "ops": (OpsOptions, ops),
     "matrix": (MatrixOptions, matrix),
     "steps": (StepsOptions, steps),
+    "loops": (LoopsOptions, loops),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
     "decoding": (DecodingOptions, decoding),

@@ -137,9 +137,9 @@ MUTATIONS = (
         ("tests/mixers/test_slstm.py",),
     ),
     Mutation(
-        "mixers/slstm.py",
-        "log_i, f, z, o = torch.baddbmm",
-        "log_i, f, o, z = torch.baddbmm",
+        "nn/slstm_steps/torch.py",
+        "log_i, f, z, o = gates",
+        "log_i, f, o, z = gates",
         "sLSTM: the order of the gates",
         ("tests/mixers/test_slstm.py",),
     ),

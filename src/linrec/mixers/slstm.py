@@ -14,7 +14,8 @@ x input, x' = SiLU(conv(x)), c memory cells, n normaliser, h hidden state, z cel
 forget gate, o output gate, m stabiliser, y output, t time, * the product of channels. All W and R are
 block-diagonal, a block per head. c and n are kept times exp(-m_t).
 
-The gates see h_{t-1}, so steps run one by one: the recurrence is not linear, and no scan computes it.
+The gates see h_{t-1}, so steps run one by one: the recurrence is not linear, and no scan computes it. With
+gates that are stabilised by m, `linrec.nn.slstm_steps` runs it.
 """
 
 import math
@@ -31,7 +32,7 @@ from linrec.nn.head_sizes import few_heads, heads_of
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.nn.slstm_steps import SLSTMBackend, log_forget, slstm_steps
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
 from linrec.rules import choice
@@ -75,8 +76,8 @@ class SLSTM(Mixer):
     norm.
 
     Memory mixing, R, lets the layer track states that no linear recurrence with positive gates tracks, such
-    as parity. Its price is a loop over time in plain torch, with a matrix product and a dozen small
-    operations per step.
+    as parity. Its price is a loop over time, with a matrix product and a dozen small operations per step. On
+    GPUs, `backend="triton"` runs all steps as one kernel.
 
     W starts normal with variance 2 / (5 d_model), as in the released code. R, b_z, b_i and b_o start at zero.
     b_f falls from 5 to -7 over the d channels of each head, 5 - 12 (j / (d - 1))^p. The power p rises from
@@ -91,10 +92,11 @@ class SLSTM(Mixer):
         conv_size: taps of the causal convolution of each channel that i and f see; None disables it: x' = x.
         forget_gate: "sigmoid", or "exponential", which starts at the same f_t.
         recurrent_init: of R, "zeros", or "uniform" in +- 1 / sqrt(d_model).
+        backend: of the recurrence, "auto", "torch" or "triton"; see `linrec.nn.slstm_steps`.
 
     Raises:
-        ValueError: an `n_heads` that does not divide `d_model`, or an unknown `forget_gate` or
-            `recurrent_init`.
+        ValueError: an `n_heads` that does not divide `d_model`, or an unknown `forget_gate`,
+            `recurrent_init` or `backend`.
 
     Source:
         xLSTM (Beck and others, 2024): the sLSTM's equations, its stabilised gates, and the figure of its
@@ -116,13 +118,16 @@ class SLSTM(Mixer):
         conv_size: int | None = 4,
         forget_gate: ForgetGate = "sigmoid",
         recurrent_init: RecurrentInit = "zeros",
+        backend: SLSTMBackend = "auto",
     ) -> None:
         super().__init__(d_model)
         choice(ForgetGate, forget_gate=forget_gate)
         choice(RecurrentInit, recurrent_init=recurrent_init)
+        choice(SLSTMBackend, backend=backend)
         self.n_heads = few_heads(d_model, HEADS) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.sigmoid = forget_gate == "sigmoid"
+        self.backend = backend
 
         self.conv = ShortConvolution(d_model, conv_size, bias=True, silu=conv_size is not None)
         std = math.sqrt(2 / (5 * d_model))
@@ -147,28 +152,10 @@ class SLSTM(Mixer):
         filtered, tail = self.conv(x, tail, reset=reset)
         W_x = torch.stack([self.i(filtered), self.f(filtered), self.z(x), self.o(x)], 2)
         W_x = W_x + self.bias.to(W_x.dtype).unflatten(0, (4, -1))
-        # (t, h, b, 4 d), contiguous for each step
-        W_x = W_x.unflatten(-1, (self.n_heads, self.d_head)).permute(1, 3, 0, 2, 4).flatten(-2)
-        R = self.R.to(W_x.dtype)
-
-        def step(state: Tensors, W_x: Tensor) -> Step:
-            h, c, n, m = state
-            log_i, f, z, o = torch.baddbmm(W_x, h, R).chunk(4, -1)
-            kept = self._log_forget(f) + m
-            # c / n does not depend on m, so no gradient passes it
-            m = torch.maximum(kept, log_i).detach()
-            i, f = (log_i - m).exp(), (kept - m).exp()
-            c = f * c + i * z.tanh()
-            n = f * n + i
-            h = o.sigmoid() * c / n
-            return (h, c, n, m), (h,)
-
-        h, c, n, m = (part.transpose(0, 1).to(R.dtype) for part in past)
-        start, fresh = (h, c, n, m.detach()), (0.0, 0.0, 0.0, -torch.inf)
-        end, (hidden,) = step_by_step("slstm", step, start, [W_x], reset=reset, fresh=fresh, axis=0)
+        W_x = W_x.unflatten(-1, (self.n_heads, self.d_head))
+        hidden, end = slstm_steps(W_x, self.R, past, reset=reset, sigmoid=self.sigmoid, backend=self.backend)
         note(hidden=hidden, W_x=W_x)
-        y = self.norm(hidden.permute(2, 0, 1, 3)).flatten(-2).to(x.dtype)
-        return y, SLSTMState(tail, *(part.transpose(0, 1) for part in end))
+        return self.norm(hidden).flatten(-2).to(x.dtype), SLSTMState(tail, *end)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> SLSTMState:
         """Return zeros, and a stabiliser of -inf."""
@@ -182,10 +169,10 @@ class SLSTM(Mixer):
         """Return f_t of every cell, by its equation for all steps."""
         with noting() as notes:
             self.forward(x)
-        before = functional.pad(notes["hidden"], (0, 0, 0, 0, 0, 0, 1, 0))[: x.shape[1]]
-        W_x, R = (part.chunk(4, -1)[1] for part in (notes["W_x"], self.R))
-        f = W_x + torch.einsum("thbi,hio->thbo", before, R.to(W_x.dtype))
-        return Transitions(self._log_forget(f).exp().permute(2, 0, 1, 3).flatten(-2), None)
+        before = functional.pad(notes["hidden"], (0, 0, 0, 0, 1, 0))[:, : x.shape[1]]
+        R = self.R.to(before.dtype).chunk(4, -1)[1]
+        f = notes["W_x"][:, :, 1] + torch.einsum("bthi,hio->btho", before, R)
+        return Transitions(log_forget(f, self.sigmoid).exp().flatten(-2), None)
 
     def place(self, layer: int, n_layers: int) -> None:
         """Set b_f as the layer's place in the stack has it."""
@@ -195,6 +182,3 @@ class SLSTM(Mixer):
         with torch.no_grad():
             b_f = self.bias.unflatten(0, (4, self.n_heads, self.d_head))[1]
             b_f.copy_(bias if self.sigmoid else functional.logsigmoid(bias))
-
-    def _log_forget(self, f: Tensor) -> Tensor:
-        return functional.logsigmoid(f) if self.sigmoid else f

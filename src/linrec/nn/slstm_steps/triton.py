@@ -1,0 +1,162 @@
+"""The loop on GPUs by Triton: a kernel runs all steps, and holds the recurrent weights where they fit."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from linrec.nn.slstm_steps.torch import Ends, Steps, by_step
+from linrec.ops.core.kernel import NOTHING, Memory, Space, by_autograd, kernel_op, like
+from linrec.ops.core.precision import without_autocast
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import mask, on_device, power_of_2
+
+KERNELS = Kernels("nonlinear.slstm_triton")
+ROWS = 16
+"""Batch rows of a program, the fewest that matrix units multiply. More programs keep more of a GPU busy."""
+HELD = 2**17
+"""Bytes of weights that a program holds at most, in shared memory; products of tf32x3 hold them twice."""
+TILE = 64
+"""Channels of a tile at most, if a program does not hold all weights."""
+
+
+class Outputs(NamedTuple):
+    """Outputs of the kernel.
+
+    Attributes:
+        hidden: h of every step (b, t, h, d).
+        last: h after the last step (b, h, d), and so on.
+        cell: c exp(-m).
+        normalizer: n exp(-m).
+        largest: m.
+        gates: arguments of the gates (b, t, 4, h, d); without `keep` this and the rest are empty.
+        cells: c exp(-m) that each step starts from, (b, t, h, d).
+        normalizers: n exp(-m), likewise.
+        largests: m, likewise.
+    """
+
+    hidden: Tensor
+    last: Tensor
+    cell: Tensor
+    normalizer: Tensor
+    largest: Tensor
+    gates: Tensor
+    cells: Tensor
+    normalizers: Tensor
+    largests: Tensor
+
+
+KEPT = ("largest", "gates", "cells", "normalizers", "largests")
+
+
+def fits(given: Steps) -> bool:
+    """Return whether the kernel takes these dtypes."""
+    return all(x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in (given.Wx, given.R))
+
+
+def fused(given: Steps) -> tuple[Tensor, Ends]:
+    """Return h of every step, and the last states."""
+    # not differentiated by m, as in the loop
+    out = kernel(given._replace(largest=given.largest.detach()))
+    return out.hidden, (out.last, out.cell, out.normalizer, out.largest)
+
+
+def _memory(given: Steps, keep: bool) -> Sequence[Space]:
+    batch, time, _, heads, size = given.Wx.shape
+    steps, end = (
+        Memory(shape, torch.float32) for shape in ((batch, time, heads, size), (batch, heads, size))
+    )
+    kept = [like(given.Wx, torch.float32), *[steps] * 3] if keep else [NOTHING] * 4
+    return steps, *[end] * 4, *kept
+
+
+def _forward(out: Outputs, given: Steps) -> None:
+    # the kernel replaces the state, step by step
+    for end, start in zip(out[1:5], given[2:6], strict=True):
+        end.copy_(start)
+    _launch(
+        KERNELS.slstm, given, given.Wx.contiguous(), _by_gate(given.R).contiguous(),
+        given.hidden.float().contiguous(), mask(given.reset, given.Wx), *out, KEEP=out.gates.numel() > 0,
+    )  # fmt: skip
+
+
+def _gradients(given: Steps, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> Sequence[Space]:
+    of_R = like(given.R) if needs[1] else NOTHING
+    return like(given.Wx), of_R, *map(like, given[2:5]), NOTHING, NOTHING
+
+
+def _adjoint(out: Any, given: Steps, kept: Outputs, d: Outputs) -> None:
+    dh, dc, dn = (x.clone(memory_format=torch.contiguous_format) for x in d[1:4])
+    _launch(
+        KERNELS.slstm_gradients, given, kept.gates, _by_gate(given.R).mT.contiguous(), kept.cells,
+        kept.normalizers, kept.largests, mask(given.reset, given.Wx), d.hidden.contiguous(), dh, dc, dn,
+        out.Wx,
+    )  # fmt: skip
+    for total, x in zip((out.hidden, out.cell, out.normalizer), (dh, dc, dn), strict=True):
+        total.copy_(x)
+    if out.R is not None:
+        before = torch.cat([given.hidden[:, None].to(kept.hidden.dtype), kept.hidden], 1)[:, :-1]
+        if given.reset is not None:
+            before = before.masked_fill(given.reset[..., None, None], 0)
+        with without_autocast(before.device.type):
+            total = torch.einsum("bthk,btghj->hkgj", *(x.to(given.R.dtype) for x in (before, out.Wx)))
+        out.R.copy_(total.flatten(-2))
+
+
+def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
+    """Run a kernel for all heads and blocks of batch rows."""
+    from triton.runtime.errors import OutOfResources
+
+    batch, time, _, heads, size = given.Wx.shape
+    precision, whole = _precision(given.R.dtype), max(16, power_of_2(size))
+    copies = 2 if precision == "tf32x3" else 1
+    held = 4 * whole**2 * given.R.itemsize * copies <= HELD
+    smaller = max(16, min(whole // 2, TILE))
+    programs = heads * -(-batch // ROWS)
+    if programs == 0 or size == 0:
+        return
+    # GPUs with little shared memory take smaller tiles
+    for block in (whole, smaller) if held and whole > smaller else (smaller,):
+        try:
+            # a kernel that does not fit raises before it is launched
+            with on_device(given.Wx.device):
+                run[(programs,)](
+                    *tensors, batch, time, HEADS=heads, SIZE=size, ROWS=ROWS, BLOCK=block,
+                    TILES=-(-size // block), HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
+                    PRECISION=precision, num_warps=4 if whole <= TILE else 8, num_stages=1, **options,
+                )  # fmt: skip
+            return
+        except OutOfResources:
+            if block == smaller:
+                raise
+
+
+def _by_gate(R: Tensor) -> Tensor:
+    """Return the weights as (h, 4, d, d)."""
+    return R.unflatten(-1, (4, -1)).transpose(1, 2)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Return the precision of products on tensor cores: three tf32 products or one, for float32."""
+    if dtype != torch.float32:
+        return "ieee"
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _plain(given: Steps) -> Outputs:
+    hidden, end, kept = by_step(given, keep=True)
+    return Outputs(hidden, *end, *kept)
+
+
+def _twin(given: Steps) -> tuple[Tensor, ...]:
+    """Return the outputs that have gradients, in torch operations."""
+    hidden, (h, c, n, _), _ = by_step(given)
+    return hidden, h, c, n
+
+
+kernel = kernel_op(
+    "slstm_triton", Steps, Outputs, _memory, _forward, _adjoint,
+    gradients=_gradients, again=by_autograd(_twin), plain=_plain, kept=KEPT,
+    saves=("Wx", "R", "hidden", "cell", "normalizer", "largest", "reset", *KEPT[1:]),
+)  # fmt: skip

@@ -1,0 +1,269 @@
+"""The Triton kernels of the sLSTM's loop: on a GPU where there is one, else interpreted."""
+
+import pytest
+import torch
+
+from linrec.mixers import build
+from linrec.nn.slstm_steps import slstm_steps, triton
+from linrec.nn.slstm_steps.torch import Steps, by_step
+from linrec.testing import assert_agree, generator, reset_mask
+from tests.ops.opcheck import check_operators
+from tests.ops.triton_process import DEVICE, INTERPRETED, on_a_gpu, on_either, quiet
+from tests.tiers import thorough, tiered
+
+pytest.importorskip("triton")
+pytestmark = quiet
+
+
+def draw(batch, time, heads, size, *, reset=None, sigmoid=True, fresh=False, dtype=torch.float32):
+    """Inputs, of which the recurrent weights matter, on a state as other steps leave it."""
+    random = generator(batch + time + size)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=random).to(DEVICE)
+
+    Wx, R = normal(batch, time, 4, heads, size), normal(heads, size, 4 * size) / size**0.5
+    h, c, n, m = (normal(batch, heads, size) for _ in range(4))
+    start = (0 * h, 0 * c, 0 * n, m.fill_(-torch.inf)) if fresh else (h.tanh(), c, 1 + n.abs(), m)
+    return Steps(Wx, R.to(dtype), *start, reset, sigmoid)
+
+
+def outcome(given, backend):
+    """Outputs, last states, and gradients of a weighted sum of all that have any."""
+    names = ("Wx", "R", "hidden", "cell", "normalizer")
+    given = given._replace(**{name: getattr(given, name).detach().requires_grad_() for name in names})
+    hidden, state = slstm_steps(*given[:2], given[2:6], reset=given[6], sigmoid=given[7], backend=backend)
+    outputs, random = (hidden, *state[:3]), generator(9)
+    weights = (torch.randn(x.shape, generator=random).to(x) for x in outputs)
+    loss = sum((weight * x).sum() for weight, x in zip(weights, outputs, strict=True))
+    # without steps, no output depends on the weights
+    wanted = [getattr(given, name) for name in names]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return hidden, state, found
+
+
+def wide(given):
+    return Steps(*(x.double() if isinstance(x, torch.Tensor) and x.dtype != torch.bool else x for x in given))
+
+
+def check(given, dtype=torch.float32):
+    expected, found = outcome(wide(given), "torch"), outcome(given, "triton")
+    for name, mine, right in zip(("hidden", "state", "gradients"), found, expected, strict=True):
+        assert_agree(mine, right, name, dtype=dtype)
+
+
+@on_either
+@pytest.mark.parametrize("time", tiered([0, 4], [1, 9]))
+@pytest.mark.parametrize("fresh", [True, False])
+def test_lengths(time, fresh):
+    check(draw(2, time, 2, 5, fresh=fresh))
+
+
+@on_either
+@pytest.mark.parametrize("held", [0, 2**17])
+@pytest.mark.parametrize(("batch", "size"), [(3, 20), *tiered([(17, 3)], [(1, 48), (2, 1)])])
+def test_sizes_in_one_tile_and_in_several(batch, size, held, monkeypatch):
+    monkeypatch.setattr(triton, "TILE", 16)
+    monkeypatch.setattr(triton, "HELD", held)
+    check(draw(batch, 3, 2, size))
+
+
+@on_either
+@pytest.mark.parametrize("fresh", [True, False])
+def test_exponential_forget_gates(fresh):
+    check(draw(2, 5, 2, 5, sigmoid=False, fresh=fresh))
+
+
+@on_either
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_gates_whose_exponential_overflows(sigmoid):
+    given = draw(2, 5, 1, 4, sigmoid=sigmoid)
+    given.Wx[:, :, :2] *= 200
+    check(given)
+    assert slstm_steps(*given[:2], given[2:6], sigmoid=sigmoid, backend="triton")[1][3].max() > 89
+
+
+@on_either
+def test_resets():
+    reset = reset_mask(3, 6, rate=0.3, device=DEVICE)
+    reset[0, 0] = reset[1, -1] = True
+    check(draw(3, 6, 2, 5, reset=reset))
+
+
+@on_either
+def test_nothing_passes_a_reset():
+    reset = torch.tensor([[False, False, True, False]], device=DEVICE)
+    given = draw(1, 4, 1, 3, reset=reset)
+    expected = by_step(given)
+    before, after = slice(0, 2), slice(2, None)
+    spoilt = given.Wx.clone()
+    spoilt[:, before] = torch.nan
+    states = [torch.full_like(x, torch.nan) for x in given[2:6]]
+    hidden, state = slstm_steps(spoilt, given.R, states, reset=reset, backend="triton")
+    assert hidden[:, before].isnan().all()
+    assert_agree((hidden[:, after], state), (expected[0][:, after], expected[1]))
+
+    leaves = [x.clone().requires_grad_() for x in (given.Wx, *given[2:5])]
+    hidden, _ = slstm_steps(leaves[0], given.R, (*leaves[1:], given.largest), reset=reset, backend="triton")
+    cotangent = torch.ones_like(hidden)
+    cotangent[:, after] = torch.nan
+    dWx, *of_state = torch.autograd.grad(hidden, leaves, cotangent)
+    assert dWx[:, after].isnan().any() and dWx[:, before].isfinite().all()
+    assert all(x.isfinite().all() for x in of_state)
+
+
+@on_either
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    given = draw(2, 4, 2, 8)
+    check(given._replace(Wx=given.Wx.to(dtype)), dtype)
+    # the interpreter multiplies the bits of bfloat16 numbers
+    if dtype == torch.float16 or not INTERPRETED:
+        check(draw(2, 4, 2, 8, dtype=dtype), dtype)
+
+
+@on_either
+def test_layout_in_memory_does_not_matter():
+    given = draw(2, 4, 2, 5)
+    other = [x.mT.contiguous().mT for x in given[:6]]
+    assert not other[0].is_contiguous()
+    assert_agree(outcome(Steps(*other, None, True), "triton"), outcome(given, "triton"))
+
+
+@on_either
+def test_empty_batch():
+    hidden, _, gradients = outcome(draw(0, 3, 2, 5), "triton")
+    assert hidden.shape == (0, 3, 2, 5) and not gradients[1].any()
+
+
+@on_either
+def test_custom_operators_keep_their_promises():
+    for reset in (None, reset_mask(2, 3, device=DEVICE)):
+        check_operators(triton.kernel, draw(2, 3, 2, 5, reset=reset))
+
+
+@on_either
+def test_frozen_weights_need_no_product():
+    given = draw(2, 3, 1, 4)
+    Wx = given.Wx.requires_grad_()
+    hidden, _ = slstm_steps(Wx, given.R, given[2:6], backend="triton")
+    right, _ = slstm_steps(Wx, given.R, given[2:6], backend="torch")
+    assert_agree(torch.autograd.grad(hidden.sum(), Wx), torch.autograd.grad(right.sum(), Wx))
+
+
+@on_either
+def test_second_derivatives():
+    def outcome(backend):
+        given = draw(1, 3, 1, 3)
+        Wx, R = given.Wx.requires_grad_(), given.R.requires_grad_()
+        hidden, _ = slstm_steps(Wx, R, given[2:6], backend=backend)
+        first = torch.autograd.grad(hidden.square().sum(), (Wx, R), create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in first), (Wx, R))
+
+    assert_agree(outcome("triton"), outcome("torch"))
+
+
+@thorough
+@on_either
+def test_maps_with_gradients():
+    given = draw(2, 3, 1, 3)
+    Wx = torch.stack([given.Wx, given.Wx.flip(1)]).requires_grad_()
+    R = given.R.requires_grad_()
+
+    def one(Wx):
+        return slstm_steps(Wx, R, given[2:6], backend="triton")[0]
+
+    apart, mapped = torch.stack([one(x) for x in Wx]), torch.func.vmap(one)(Wx)
+    assert_agree(mapped, apart)
+    found = (torch.autograd.grad(y.square().sum(), (Wx, R)) for y in (mapped, apart))
+    assert_agree(*found)
+
+
+@thorough
+@on_either
+def test_compiles_into_one_graph():
+    given = draw(2, 3, 1, 3)
+    Wx, R = given.Wx.requires_grad_(), given.R.requires_grad_()
+
+    def run(Wx, R):
+        hidden, state = slstm_steps(Wx, R, given[2:6], backend="triton")
+        return hidden, state
+
+    def outcome(function):
+        hidden, state = function(Wx, R)
+        return hidden, state, torch.autograd.grad(hidden.square().sum() + state[1].sum(), (Wx, R))
+
+    # inductor's own use of Triton does not go through the interpreter
+    backend = "aot_eager" if INTERPRETED else "inductor"
+    assert_agree(outcome(torch.compile(run, fullgraph=True, backend=backend)), outcome(run))
+
+
+@on_either
+def test_tiles_are_smaller_where_shared_memory_is_small(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    kernel, blocks = triton.KERNELS.slstm, []
+
+    class Small:
+        def __getitem__(self, grid):
+            def run(*tensors, BLOCK, **options):
+                blocks.append(BLOCK)
+                if BLOCK > 16:
+                    raise OutOfResources(2, 1, "shared memory")
+                return kernel[grid](*tensors, BLOCK=BLOCK, **options)
+
+            return run
+
+    monkeypatch.setattr(triton.KERNELS, "slstm", Small(), raising=False)
+    given = draw(1, 2, 1, 20)
+    check(given)
+    assert blocks == [32, 16]
+
+
+@on_either
+def test_double_precision_is_refused():
+    given = wide(draw(1, 2, 1, 3))
+    with pytest.raises(ValueError, match="of `slstm_steps` takes inputs in single or half precision"):
+        slstm_steps(*given[:2], given[2:6], backend="triton")
+
+
+@on_either
+@pytest.mark.parametrize("arguments", [{"n_heads": 2}, {"n_heads": 1, "forget_gate": "exponential"}])
+def test_a_mixer_by_either_backend(arguments, monkeypatch):
+    launch, runs = triton._launch, []
+
+    def recorded(run, *given, **options):
+        runs.append(run)
+        launch(run, *given, **options)
+
+    monkeypatch.setattr(triton, "_launch", recorded)
+    x = torch.randn(2, 4, 6, generator=generator(3)).to(DEVICE)
+
+    def outcome(backend):
+        torch.manual_seed(0)
+        mixer = build("slstm", 6, recurrent_init="uniform", backend=backend, **arguments).to(DEVICE)
+        y, state = mixer(x)
+        return y, state, torch.autograd.grad(y.square().sum(), tuple(mixer.parameters()))
+
+    found = outcome("triton")
+    assert runs == [triton.KERNELS.slstm, triton.KERNELS.slstm_gradients]
+    assert_agree(found, outcome("torch"))
+    # "auto" does not take the kernel before its speed is measured
+    assert_agree(found, outcome("auto"))
+    assert len(runs) == 2
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_a_long_sequence_on_a_gpu(size, dtype):
+    reset = reset_mask(16, 300, rate=0.01, device=DEVICE)
+    check(draw(16, 300, 4, size, reset=reset, dtype=dtype), dtype)
+
+
+@on_a_gpu
+def test_runs_are_the_same_to_the_bit():
+    given = draw(40, 300, 4, 100)
+    one, other = outcome(given, "triton"), outcome(given, "triton")
+    for x, y in zip((one[0], *one[1], *one[2]), (other[0], *other[1], *other[2]), strict=True):
+        assert torch.equal(x, y)
