@@ -253,6 +253,26 @@ def test_a_mixer_by_either_backend(arguments, monkeypatch):
     assert len(runs) == 2
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no compiler")
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("name", ["slstm", "slstm_gradients"])
+def test_kernels_compile_without_a_gpu(name, block):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    kernel = getattr(triton.KERNELS, name)
+    constants = {"HEADS": 4, "SIZE": 60, "ROWS": 16, "BLOCK": block, "TILES": 64 // block}
+    constants |= {"HAS_RESET": True, "SIGMOID": True, "KEEP": True, "PRECISION": "tf32x3"}
+    constants = {name: x for name, x in constants.items() if name in kernel.arg_names}
+    scalars = dict.fromkeys(constants, "constexpr") | {"batch": "i32", "time": "i32", "reset": "*u8"}
+    types = {name: scalars.get(name, "*fp32") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
+    options = {"num_warps": 8, "num_stages": 1}
+    found = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    # weights of 4 x 64 x 64 are held, as two parts
+    assert (found.metadata.shared >= 2 * 4 * 4 * 64**2) == (block == 64)
+
+
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 128, 256])
