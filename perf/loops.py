@@ -19,7 +19,7 @@ from perf.rows import DTYPES, PASSES
 from perf.timing import Budget, measure
 
 CHECKED = "h and the gradients of Wx and R, against the loop in float64"
-# what is measured, by the names in JSON
+# the names of the measurements in JSON
 FUSED, LOOP, LSTM = "fused", "loop", "lstm"
 NAMES = (FUSED, LOOP, LSTM)
 

@@ -53,7 +53,7 @@ def loops(options: LoopsOptions, command: str) -> int:
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the times and their ratios to the loop, then what is wrong."""
+    """Print the times and their ratios to the loop, then the errors."""
     console.print(
         "\nmilliseconds of a call on the device and as Python launches it; times as fast as the loop"
     )

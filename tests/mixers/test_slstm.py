@@ -8,7 +8,9 @@ from linrec.mixers import build
 from linrec.mixers.slstm import SLSTM
 from linrec.models import LanguageModel, ModelConfig
 from linrec.nn import groups_of
+from linrec.nn.slstm_steps import slstm_steps
 from linrec.testing import assert_agree, generator
+from tests.ops.triton_process import INTERPRETED
 
 D, TIME = 6, 7
 VARIANTS = [
@@ -178,9 +180,34 @@ def test_no_weight_decay_of_forget_gates():
         ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"forget_gate": "none"}, "there is no `forget_gate` 'none'"),
         ({"recurrent_init": "zero"}, "there is no `recurrent_init` 'zero'; did you mean 'zeros'"),
+        ({"backend": "tritn"}, "there is no `backend` 'tritn'; did you mean 'triton'"),
     ],
 )
 def test_argument_errors(arguments, message):
     with pytest.raises(ValueError) as error:
         make(**arguments)
     assert message in str(error.value)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs on the CPU")
+def test_a_named_kernel_is_obeyed_or_refused():
+    pytest.importorskip("triton")
+    mixer = make(n_heads=2, backend="triton")
+    with pytest.raises(ValueError, match="backend='triton' of `slstm_steps` runs on 'cuda'"):
+        mixer(inputs().float())
+
+
+def test_errors_of_the_recurrence():
+    Wx, R, start = torch.zeros(2, 3, 4, 2, 5), torch.zeros(2, 5, 20), [torch.zeros(2, 2, 5)] * 4
+    reset = torch.zeros(2, 4, dtype=torch.bool)
+    for given, options, message in (
+        ((Wx[:, :, 0], R, start), {}, "`Wx` must have shape (b, t, 4, h, d); got (2, 3, 2, 5)"),
+        ((Wx[:, :, :3], R, start), {}, "`Wx` must have shape (b, t, 4, h, d) = (b, t, 4, h, d); got"),
+        ((Wx, R.mT, start), {}, "`R` must have shape (h, d, 4 d) = (2, 5, 20); got (2, 20, 5)"),
+        ((Wx, R, [*start[:3], start[0][:1]]), {}, "`largest` must have shape (b, h, d) = (2, 2, 5); got"),
+        ((Wx, R, start), {"reset": reset}, "`reset` must have shape (b, t) = (2, 3); got (2, 4)"),
+        ((Wx, R, start), {"backend": "numba"}, "backend of `slstm_steps` called 'numba'"),
+    ):
+        with pytest.raises(ValueError) as error:
+            slstm_steps(*given, **options)
+        assert message in str(error.value)

@@ -54,10 +54,19 @@ def _weights(R, head, k, j, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: i
 
 
 @triton.jit
+def _resets(reset, at, inside, HAS_RESET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return which rows have a reset at a step."""
+    if HAS_RESET:
+        return tl.load(reset + at, mask=inside, other=0) != 0
+    else:
+        return at < 0
+
+
+@triton.jit
 def _cut(x, cut, value, HAS_RESET: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return `value` in the rows that have a reset, else x."""
     if HAS_RESET:
-        return tl.where(cut[:, None] != 0, value, x)
+        return tl.where(cut[:, None], value, x)
     else:
         return x
 
@@ -89,19 +98,18 @@ def slstm(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr, HAS_RESET: tl.constexpr, SIGMOID: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fill `hidden` (b, t, h, d) and `last`, from the state `start`; with KEEP, what the adjoint reads too.
+    """Fill `hidden` (b, t, h, d) and `last`, from the hidden state `start`.
 
-    `cell`, `normalizer` and `largest` hold the first state, and hold the last at the end.
+    `cell`, `normalizer` and `largest` hold the first state, and hold the last at the end. The arrays after
+    them are filled with KEEP.
     """
     head, rows, inside = _place(batch, HEADS, ROWS)
     end = rows * HEADS + head
     weights = _weights(R, head, 0, 0, SIZE, BLOCK)
-    cut = rows
     for step in range(time):
         at = rows * time + step
         place = at * HEADS + head
-        if HAS_RESET:
-            cut = tl.load(reset + at, mask=inside, other=0)
+        cut = _resets(reset, at, inside, HAS_RESET)
         for j in range(TILES):
             totals = ()
             for gate in tl.static_range(4):
@@ -157,12 +165,10 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
     head, rows, inside = _place(batch, HEADS, ROWS)
     end = rows * HEADS + head
     weights = _weights(R, head, 0, 0, SIZE, BLOCK)
-    cut = rows
     for back in range(time):
         at = rows * time + (time - 1 - back)
         place = at * HEADS + head
-        if HAS_RESET:
-            cut = tl.load(reset + at, mask=inside, other=0)
+        cut = _resets(reset, at, inside, HAS_RESET)
         for j in range(TILES):
             log_i = _load(gates, (at * 4 + 0) * HEADS + head, inside, j, SIZE, BLOCK)
             argument = _load(gates, (at * 4 + 1) * HEADS + head, inside, j, SIZE, BLOCK)
