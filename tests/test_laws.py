@@ -193,10 +193,14 @@ def feature_inputs(time: int, *, bonus: bool = False, **arguments: Any) -> dict[
 
 
 def floored_inputs(time: int, *, heads: tuple[int, int, int] = (2, 3, 2), **arguments: Any) -> dict[str, Any]:
-    """Inputs whose denominators may be zero, and a floor for each."""
+    """Inputs whose denominators may be zero, and a floor for each.
+
+    Floors are at least 1. A smaller denominator is a difference of terms that are many times larger, whose
+    rounding errors in half precision it would amplify.
+    """
     h, dk, dv = heads
     inputs = gate_loop_inputs(2, time, h, dk, dv + 1, **arguments)
-    floor = 0.1 + torch.rand(2, time, h, generator=generator(time)).to(inputs["v"])
+    floor = 1 + torch.rand(2, time, h, generator=generator(time)).to(inputs["v"])
     return inputs | {"v": inputs["v"][..., :dv], "floor": floor}
 
 

@@ -92,6 +92,7 @@ def test_a_state_whose_parts_change_places(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
 @pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

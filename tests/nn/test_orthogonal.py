@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linrec.nn import groups_of
-from linrec.nn.orthogonal import Orthogonal
+from linrec.nn.orthogonal import Orthogonal, exponential
 from linrec.testing import assert_agree, generator
 
 
@@ -75,6 +75,19 @@ def test_a_base_holds_the_start_and_is_saved():
     loaded = Orthogonal(7, base="start").double()
     loaded.load_state_dict(moved.state_dict())
     assert torch.equal(loaded(), moved())
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 30.0, 1000.0])
+def test_exponential_of_a_fixed_number_of_products(scale):
+    A = scale * torch.randn(5, 5, generator=generator(0), dtype=torch.float64)
+    A = (A - A.T).requires_grad_()
+    weights = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)
+    found, expected = exponential(A), torch.matrix_exp(A)
+    # a squaring doubles the error
+    close = {"rtol": 0.0, "atol": 1e-15 * max(10, 100 * scale)}
+    torch.testing.assert_close(found, expected, **close)
+    gradients = [torch.autograd.grad((weights * exp).sum(), A)[0] for exp in (found, expected)]
+    torch.testing.assert_close(*gradients, **close)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"matrix_map": "cayley"}, {"base": "start"}])

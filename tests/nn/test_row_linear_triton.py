@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional
 
 from linrec.nn import row_linear as module
@@ -48,6 +50,16 @@ def test_kernel_is_an_operator():
     operator = torch.ops.linrec.row_products_triton.default
     for bias in (True, False):
         torch.library.opcheck(operator, (*inputs(2, 8, 4, bias=bias), False), test_utils=UTILITIES)
+
+
+def test_sizes_may_vary_under_compile(monkeypatch):
+    monkeypatch.setattr(module, "usable", lambda *_: True)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    n, k = mode.from_tensor(torch.empty(40, 33, device="meta")).shape
+    with mode, torch.no_grad():
+        y = row_linear(torch.empty(64, k, device="cuda"), torch.empty(n, k, device="cuda"))
+    assert y.shape == (64, n)
+    assert y.device.type == "cuda"
 
 
 @on_a_gpu

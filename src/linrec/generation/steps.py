@@ -63,7 +63,8 @@ class Steps:
     ) -> None:
         self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
         tuned = SINGLE if len(state.token) == 1 and state.token.is_cuda else {}
-        self._settled_model = with_parts_compiled(model, options=tuned) if compile else model
+        # all steps have the same shapes, also if models of other shapes were compiled before
+        self._settled_model = with_parts_compiled(model, options=tuned, dynamic=False) if compile else model
         self._compiling = compiling if compile else nullcontext
         self._precision = precision
         self._token, self._reset, self._layers = state.token, state.reset, state.layers

@@ -13,11 +13,15 @@ from linrec.nn.parameters import mark
 from linrec.ops.core.precision import in_double, without_autocast
 from linrec.rules import choice
 
-__all__ = ["Base", "MatrixMap", "Orthogonal", "SkewInit", "cayley"]
+__all__ = ["Base", "MatrixMap", "Orthogonal", "SkewInit", "cayley", "exponential"]
 
 MatrixMap = Literal["exp", "cayley"]
 SkewInit = Literal["henaff", "cayley"]
 Base = Literal["identity", "start"]
+
+SQUARINGS = 16
+TERMS = 18
+"""Terms of exp(X) with row sums of |X| up to 1; the next is at most 1 / 19!, 8e-18."""
 
 
 def cayley(A: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
@@ -34,7 +38,38 @@ def cayley(A: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return solution
 
 
-MAPS: Mapping[str, Callable[[Tensor], Tensor]] = {"exp": torch.matrix_exp, "cayley": cayley}
+def exponential(A: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Return exp(A) by a fixed number of products, for row sums of |A| up to 2^16.
+
+        exp(A) = exp(A / 2^s)^(2^s)    with row sums of |A| / 2^s at most 1
+
+    `torch.matrix_exp` needs fewer products, but chooses their number by values. So it waits for a GPU, and
+    CUDA graphs cannot capture it.
+
+    Source:
+        Higham, The Scaling and Squaring Method for the Matrix Exponential Revisited (2005), with Taylor
+        polynomials.
+
+    Example:
+        >>> exponential(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+        tensor([[1., 1.],
+                [0., 1.]])
+    """
+    s = A.detach().abs().sum(-1).amax().log2().ceil().clamp(0, SQUARINGS)
+    X, one = A * torch.exp2(-s), torch.eye(len(A), dtype=A.dtype, device=A.device)
+    power = one
+    for k in range(TERMS, 0, -1):
+        power = one + X @ power / k
+    for squaring in range(SQUARINGS):
+        power = torch.where(s > squaring, power @ power, power)
+    return power
+
+
+def _exp(A: Tensor) -> Tensor:
+    return torch.matrix_exp(A) if A.is_cpu else exponential(A)
+
+
+MAPS: Mapping[str, Callable[[Tensor], Tensor]] = {"exp": _exp, "cayley": cayley}
 
 
 class Orthogonal(Float32Module):

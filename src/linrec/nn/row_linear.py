@@ -126,10 +126,12 @@ def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     rows = x.numel() // max(1, x.shape[-1])
     blocks = -(-rows // ROWS)
+    # `nbytes` fails under torch.compile with sizes that vary
+    n_bytes = weight.numel() * weight.element_size()
     return (
         rows > 0
         and weight.numel() > 0
         and weight.is_contiguous()
         and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and (blocks == 1 or blocks * weight.nbytes <= CACHED)
+        and (blocks == 1 or blocks * n_bytes <= CACHED)
     )
