@@ -10,6 +10,7 @@ import tyro
 
 from perf.commands.decoding import DecodingOptions, decoding
 from perf.commands.loops import LoopsOptions, loops
+from perf.commands.loss import LossOptions, loss
 from perf.commands.matrix import MatrixOptions, matrix
 from perf.commands.models import ModelsOptions, models
 from perf.commands.ops import OpsOptions, ops
@@ -24,6 +25,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "matrix": (MatrixOptions, matrix),
     "steps": (StepsOptions, steps),
     "loops": (LoopsOptions, loops),
+    "loss": (LossOptions, loss),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
     "decoding": (DecodingOptions, decoding),
