@@ -55,7 +55,7 @@ def decoding(options: DecodingOptions, command: str) -> int:
     except ValueError as error:
         raise RefusedError(error) from error
     device, length = torch.device(options.device), 4 if options.quick else options.length
-    windows = Windows(2, 0.0) if options.quick else Windows()
+    windows = Windows(2, 0.0) if options.quick else Windows(seconds=0.2)
     results: dict[str, Any] = {
         **about(device, command),
         **yardstick(device, budget_of(quick=options.quick), quick=options.quick),

@@ -3,8 +3,9 @@ import itertools
 import pytest
 import torch
 
-from linrec.generation import generate, pad_prompts, stream
+from linrec.generation import generate, pad_prompts, room, stream
 from linrec.generation.noise import BLOCK
+from linrec.generation.room import Room
 from linrec.testing import assert_agree
 from linrec.trees import leaves
 
@@ -29,10 +30,26 @@ def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
         assert torch.equal(next(captured), next(eager))
         shapes.append([x.shape for x in leaves(eager.state.layers)])
     assert not eager.captured
-    # a window is full after some steps, and has one shape from then on
-    assert captured.captured == (shapes[-1] == shapes[-2])
+    # a window is full after some steps, and has one shape from then on; a cache without a window has room
+    assert captured.captured == (shapes[-1] == shapes[-2] or Room.of(model) is not None)
     assert torch.equal(captured.state.token, eager.state.token)
     assert_agree(captured.state.layers, eager.state.layers)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("compile", [False, True])
+def test_steps_are_recorded_again_when_the_room_of_a_cache_is_used_up(compile, monkeypatch):
+    monkeypatch.setattr(room, "ROOM", 10)
+    model = build("attention", dtype=torch.float64).cuda()
+    eager = generate(model, prompt(), n_tokens=60, capture=False)
+    numbers = stream(model, prompt(), compile=compile)
+    found, captured = [], []
+    for _ in range(60):
+        found.append(next(numbers))
+        captured.append(numbers.captured)
+    assert torch.equal(torch.stack(found, 1), eager.tokens)
+    assert sum(now and not before for before, now in itertools.pairwise(captured)) == 5
+    assert_agree(numbers.state.layers, eager.state.layers)
 
 
 def test_replaying_goes_on_over_the_ends_of_blocks_of_noise():

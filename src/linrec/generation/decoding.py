@@ -98,10 +98,12 @@ def stream(
             allows all.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         capture: on CUDA, whether to capture the step as a CUDA graph once the state's shape is constant,
-            which removes the overhead of kernel launches. Pass False for models that cannot be captured.
+            which removes the overhead of kernel launches. Caches of attention get room for at least 512
+            steps, and half as many steps again as they have, so that their shapes are constant until then.
+            Pass False for models that cannot be captured.
         compile: whether to compile the step once the state's shape is constant, and the pieces of long
-            prompts if no state grows. The compilation takes seconds, once per process, and the same tokens
-            follow up to the rounding of their logits.
+            prompts if no state grows. The compilation takes seconds, once per process and room of a cache,
+            and the same tokens follow up to the rounding of their logits.
 
     Returns:
         An endless iterator over tokens (b), int64, on the model's device.

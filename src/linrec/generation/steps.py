@@ -9,6 +9,7 @@ from torch import Tensor
 
 from linrec.generation.noise import Noise
 from linrec.generation.precision import autocast
+from linrec.generation.room import Room
 from linrec.generation.sampling import Sampling, candidates, draw
 from linrec.generation.state import GenerationState, filled, named
 from linrec.literals import Precision
@@ -35,8 +36,9 @@ class Steps:
     """token_{n+1} ~ softmax(head(model(token_n, state_n))), updating the state at each step.
 
     On CUDA, the step is captured as graphs once the shape of the state is constant, and replayed from then
-    on: a single launch instead of hundreds. If the state grows, like an attention cache, the step is never
-    captured. Captured and eager steps do the same computation with the same random numbers.
+    on: a single launch instead of hundreds. Caches of attention without a window get `Room`, so that their
+    shapes are constant too. If another state grows, the step is never captured. Captured and eager steps do
+    the same computation with the same random numbers.
 
     Args:
         model: a model in evaluation mode.
@@ -62,15 +64,14 @@ class Steps:
         compile: bool,
     ) -> None:
         self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
-        tuned = SINGLE if len(state.token) == 1 and state.token.is_cuda else {}
-        # all steps have the same shapes, also if models of other shapes were compiled before
-        self._settled_model = with_parts_compiled(model, options=tuned, dynamic=False) if compile else model
-        self._compiling = compiling if compile else nullcontext
+        self._compile, self._compiling = compile, compiling if compile else nullcontext
         self._precision = precision
         self._token, self._reset, self._layers = state.token, state.reset, state.layers
+        self._settled_model = self._compiled()
         self._device = state.token.device
         self._noise = Noise(seed, len(state.token), start=state.drawn, device=self._device)
         self._capture = capture and self._device.type == "cuda"
+        self._room = Room.of(model) if self._capture or compile else None
         self._stream = torch.cuda.Stream(self._device) if self._capture else None
         # two graphs take turns: the state of each is where the other one reads it
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Buffers]] = []
@@ -89,6 +90,8 @@ class Steps:
         layers, token = self._layers, self._token
         if self.captured:
             layers, token = _copies(layers), token.clone()
+        if self._room is not None:
+            layers = self._room.without(layers)
         return GenerationState(layers, token, self._reset, self._noise.drawn)
 
     @torch.no_grad()
@@ -96,19 +99,40 @@ class Steps:
         """Take one step; return the token of each sequence."""
         self._noise.advance()
         if self._stream is None:
-            self._eager()
+            self._step()
         else:
             # run on the capture stream, after all work that may still read tensors which the step overwrites
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
-                if not self._graphs and self._settled >= EAGER_STEPS:
-                    self._record()
-                if self._graphs:
-                    self._replay()
-                else:
-                    self._eager()
+                self._step()
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return self._token.clone() if self.captured else self._token
+
+    def _step(self) -> None:
+        # after the first step, because only that may begin a document
+        room = self._room if self._finite else None
+        if room is not None and not room.left:
+            self._make_room(room)
+        if self._capture and not self._graphs and self._settled >= EAGER_STEPS:
+            self._record()
+        if self._graphs:
+            self._replay()
+        else:
+            self._eager()
+        if room is not None:
+            room.left -= 1
+
+    def _make_room(self, room: Room) -> None:
+        self._model, self._layers = room.made(self._layers)
+        self._settled_model = self._compiled()
+        self._graphs, self._replays, self._settled = [], 0, 0
+
+    def _compiled(self) -> LanguageModel:
+        if not self._compile:
+            return self._model
+        tuned = SINGLE if len(self._token) == 1 and self._token.is_cuda else {}
+        # all steps have the same shapes, also if models of other shapes were compiled before
+        return with_parts_compiled(self._model, options=tuned, dynamic=False)
 
     def _eager(self) -> None:
         if self._capture and self._settled:
