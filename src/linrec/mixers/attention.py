@@ -93,7 +93,7 @@ class Attention(Mixer):
     """
 
     recurrence = "softmax_attention"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Attention(Mixer):
         )
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
-        q, k, v = projected(x, self.q, self.k, self.v)
+        q, k, v, g = projected(x, self.q, self.k, self.v, self.gate)
         q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
         v = v.unflatten(-1, (self.kv_heads, self.d_head))
         if self.rotary is not None:
@@ -156,7 +156,7 @@ class Attention(Mixer):
         heads, cache = softmax_attention(
             q, k, v, state=cache, reset=reset, window=self.window, causal=self.causal, dropout=dropout
         )
-        o = self.out(gated(heads.flatten(-2), self.gate, x, torch.sigmoid))
+        o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:
             return o, None
         return o, AttentionState(cache, (position + x.shape[1]).expand(len(x)).contiguous())

@@ -95,7 +95,7 @@ class DeltaNet(Mixer):
     """
 
     recurrence = "delta_rule"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class DeltaNet(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
         tail, S = self.conv.split(state)
-        qkv = projected(x, self.q, self.k, self.v)
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
         q, k = self.features(q), self.features(k)
         v = ACTIVATIONS[self.value_activation](v)
         o, S = delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)
-        o = gated(self.norm(o).flatten(-2).to(x.dtype), self.gate, x)
+        o = gated(self.norm(o).flatten(-2).to(x.dtype), g)
         return self.out(o), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

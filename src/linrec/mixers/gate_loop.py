@@ -18,6 +18,7 @@ from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
+from linrec.nn.projections import projected
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import require
 
@@ -71,6 +72,7 @@ class GateLoop(Mixer):
     """
 
     recurrence = "gate_loop"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -139,11 +141,11 @@ class GateLoop(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, h, dk, dv)."""
-        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in qkv)
         log_a, phase = self.transition(x)
         y, h = gate_loop(q, k, v, log_a, phase, state=state, reset=reset)
-        return self.out(gated(self.norm(y.flatten(-2)), self.gate, x)), h
+        return self.out(gated(self.norm(y.flatten(-2)), g)), h
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv): complex, or real with `phase_activation="none"`."""

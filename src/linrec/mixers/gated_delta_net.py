@@ -112,7 +112,7 @@ class GatedDeltaNet(Mixer):
     """
 
     recurrence = "delta_rule"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class GatedDeltaNet(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
         tail, S = self.conv.split(state)
-        qkv = projected(x, self.q, self.k, self.v)
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
         q, k = repeat_heads(q, self.n_heads), repeat_heads(k, self.n_heads)
@@ -189,7 +189,7 @@ class GatedDeltaNet(Mixer):
             dt = softplus(self.alpha(x) + self.dt_bias)
             log_alpha = -torch.exp(self.A_log.to(dt.dtype)) * dt
         o, S = delta_rule(q, k, v.to(q), beta, log_alpha, state=S, reset=reset)
-        o = gated(self.norm(o).flatten(-2).to(x.dtype), self.gate, x)
+        o = gated(self.norm(o).flatten(-2).to(x.dtype), g)
         return self.out(o), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -26,7 +26,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import RMSNorm
 from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
-from linrec.nn.projections import draw
+from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.steps import softplus, step_bias
 from linrec.ops import inspection
@@ -103,6 +103,7 @@ class GatedDeltaProduct(Mixer):
     """
 
     recurrence = "delta_rule"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -156,7 +157,8 @@ class GatedDeltaProduct(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and H (b, h, dk, dv); with a convolution, its tail and H."""
         tail, H = self.conv.split(state)
-        (q, k, v), tail = self.conv.side_by_side((self.q(x), self.k(x), self.v(x)), tail, reset=reset)
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
+        (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q = self.features(q.unflatten(-1, (self.n_heads, -1)))
         k, v, beta = (self._in_turn(part) for part in (k, v, self.beta(x)))
         k, beta = self.features(k), beta[..., 0]
@@ -168,7 +170,7 @@ class GatedDeltaProduct(Mixer):
         q = q.repeat_interleave(self.n_householder, 1)
         o, H = delta_rule(q, k, v.to(q), beta, log_alpha, state=H, reset=first)
         o = o.unflatten(1, (-1, self.n_householder))[:, :, -1]
-        o = gated(self.norm(o).flatten(-2).to(x.dtype), self.gate, x)
+        o = gated(self.norm(o).flatten(-2).to(x.dtype), g)
         return self.out(o), self.conv.joined(tail, H)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

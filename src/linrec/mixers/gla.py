@@ -99,7 +99,7 @@ class GLA(Mixer):
     """
 
     recurrence = "gate_loop"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class GLA(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk, dv); with a convolution, its tail and S."""
         tail, S = self.conv.split(state)
-        qkv = projected(x, self.q, self.k, self.v)
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q = self.phi(q.unflatten(-1, (self.n_heads, self.d_key)))
         k = repeat_heads(self.phi(k.unflatten(-1, (self.kv_heads, self.d_key))), self.n_heads)
@@ -177,7 +177,7 @@ class GLA(Mixer):
         elif self.forget_gate == "fixed":
             log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
         o, S = gate_loop(q, k, v, log_alpha, state=S, reset=reset)
-        return self.out(gated(self.norm(o).flatten(-2), self.gate, x)), self.conv.joined(tail, S)
+        return self.out(gated(self.norm(o).flatten(-2), g)), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""

@@ -30,6 +30,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
+from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
@@ -110,6 +111,7 @@ class HGRU(Mixer):
     """
 
     recurrence = "scan"
+    of_one_input = "c", "gate"
 
     def __init__(
         self,
@@ -192,7 +194,8 @@ class HGRU(Mixer):
         """
         tail, h = self.conv.split(state)
         dtype = self.state_dtype
-        parts = [self.c(x)] if self.mu is None else [self.c(x), self.mu(x)]
+        c, g = projected(x, self.c, self.gate)
+        parts = [c] if self.mu is None else [c, self.mu(x)]
         (c, *logits), tail = self.conv.side_by_side(parts, tail, reset=reset)
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
         c = functional.silu(c).to(dtype).unflatten(-1, (self.d_state, -1))
@@ -217,10 +220,10 @@ class HGRU(Mixer):
         state = self.conv.joined(tail, h)
 
         o = (torch.view_as_real(hidden).flatten(-2) if self.is_complex else hidden).to(x.dtype)
-        g = ACTIVATIONS[self.output_gate]
+        activation = ACTIVATIONS[self.output_gate]
         if self.gate_before_norm:
-            return self.out(self.norm(gated(o, self.gate, x, g))), state
-        return self.out(gated(self.norm(o), self.gate, x, g)), state
+            return self.out(self.norm(gated(o, g, activation))), state
+        return self.out(gated(self.norm(o), g, activation)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_state) of the dtype of h; with a convolution, its tail and these."""

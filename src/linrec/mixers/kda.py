@@ -170,7 +170,8 @@ class KimiDeltaAttention(Mixer):
         else:
             log_alpha = self.lower_bound * torch.sigmoid(A * dt)
         o, S = delta_rule(q, k, v.to(q), self.beta(x), log_alpha, state=S, reset=reset)
-        o = gated(self.norm(o).flatten(-2).to(x.dtype), self.gate, x, torch.sigmoid)
+        g = None if self.gate is None else self.gate(x)
+        o = gated(self.norm(o).flatten(-2).to(x.dtype), g, torch.sigmoid)
         return self.out(o), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

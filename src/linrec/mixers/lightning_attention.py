@@ -17,6 +17,7 @@ from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import RMSNorm
 from linrec.nn.output_gate import gated
+from linrec.nn.projections import projected
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, positive
 
@@ -60,6 +61,7 @@ class LightningAttention(Mixer):
     """
 
     recurrence = "gate_loop"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -86,13 +88,12 @@ class LightningAttention(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and S (b, h, dk, dv)."""
-        q, k, v = (
-            functional.silu(part(x)).unflatten(-1, (self.n_heads, -1)) for part in (self.q, self.k, self.v)
-        )
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
+        q, k, v = (functional.silu(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
         h = torch.arange(1, self.n_heads + 1, **self.factory_kwargs(x.device))
         log_decay = -(2.0 ** (-8 * h / self.n_heads)) * self.fade
         o, state = gate_loop(q, k, v, log_decay, state=state, reset=reset)
-        o = gated(self.norm(o.flatten(-2)).to(x.dtype), self.gate, x, torch.sigmoid)
+        o = gated(self.norm(o.flatten(-2)).to(x.dtype), g, torch.sigmoid)
         return self.out(o), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -103,7 +103,7 @@ class RetNet(Mixer):
     """
 
     recurrence = "gate_loop"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class RetNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk / 2, dv), complex; without `rotation`, S (b, h, dk, dv), real."""
-        qkv = projected(x, self.q, self.k, self.v)
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in qkv)
         k, like = k * self.d_key**-0.5, self.factory_kwargs(x.device)
         log_gamma = None if self.decay == "none" else _DECAYS[self.decay](self.n_heads, **like)
@@ -155,7 +155,7 @@ class RetNet(Mixer):
             y, state = gate_loop(q, k, v, log_gamma, state=state, reset=reset)
         else:
             y, state = rotary_gate_loop(self.rotary, q, k, v, log_gamma, state=state, reset=reset)
-        return self.out(gated(self.norm(y).flatten(-2).to(x.dtype), self.gate, x)), state
+        return self.out(gated(self.norm(y).flatten(-2).to(x.dtype), g)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""

@@ -160,8 +160,9 @@ class RWKV6(Mixer):
         log_w = stable_exponential(d).unflatten(-1, heads)
         u = None if self.u is None else self.u.to(self.state_dtype).unflatten(-1, heads)
         o, S = gate_loop(r, k, v, log_w, bonus=u, state=S, reset=reset)
+        g = None if self.gate is None else self.gate(z["g"])
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
-        return self.out(gated(o, self.gate, z.get("g", x))), self.shift.joined(last, S)
+        return self.out(gated(o, g)), self.shift.joined(last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""

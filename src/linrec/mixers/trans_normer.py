@@ -111,7 +111,7 @@ class TransNormer(Mixer):
     """
 
     recurrence = "gate_loop"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -158,7 +158,8 @@ class TransNormer(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the state (b, h, dk, dv), complex with theta; with blocks an `AttentionState`."""
         heads = self.n_heads, self.d_head
-        q, k, v = (part.unflatten(-1, heads) for part in projected(x, self.q, self.k, self.v))
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
+        q, k, v = (part.unflatten(-1, heads) for part in qkv)
         theta = None if self.theta is None else self.theta.to(self.state_dtype)
         if self.blocks is not None:
             past = self.init_state(len(x), device=x.device) if state is None else state
@@ -168,7 +169,7 @@ class TransNormer(Mixer):
             log_lambda = None if self.positions in ("lrpe", "none") else -self._slopes(x.device)
             o, state = gate_loop(self.phi(q), self.phi(k), v, log_lambda, theta, state=state, reset=reset)
             o = self.norm(o.flatten(-2))
-        return self.out(o if self.gate is None else o * self.gate(x)), state
+        return self.out(o if g is None else o * g), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv): complex with theta, else real; with blocks no steps."""

@@ -91,7 +91,7 @@ class XLSTM7B(Mixer):
     """
 
     recurrence = "normalized_gate_loop"
-    of_one_input = "q", "k", "v"
+    of_one_input = "q", "k", "v", "gate"
 
     def __init__(
         self,
@@ -128,14 +128,14 @@ class XLSTM7B(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `XLSTM7BState`."""
         C, m = (None, None) if state is None else state
-        qkv = projected(x, self.q, self.k, self.v)
+        *qkv, g = projected(x, self.q, self.k, self.v, self.gate)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in qkv)
         log_i, log_f = self.memory(x)
         note(log_decay=log_f)
         q, k, v, log_f, floor, m = stabilised(q, k, v, log_i, log_f, m, reset=reset)
         h, C = normalized_gate_loop(q, k, v, log_f, floor=floor, signed=False, state=C, reset=reset)
         h = self.norm(h).flatten(-2).to(x.dtype)
-        return self.out(torch.sigmoid(self.gate(x)) * h), XLSTM7BState(C, m)
+        return self.out(torch.sigmoid(g) * h), XLSTM7BState(C, m)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> XLSTM7BState:
         """Return zeros, and a stabiliser of -inf."""

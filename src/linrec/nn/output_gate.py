@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 __all__ = ["gated"]
@@ -11,23 +11,21 @@ __all__ = ["gated"]
 
 def gated(
     y: Float[Tensor, "*batch d"],
-    gate: nn.Module | None,
-    x: Float[Tensor, "*batch d_model"],
+    g: Float[Tensor, "*batch d"] | None,
     activation: Callable[[Tensor], Tensor] = functional.silu,
 ) -> Float[Tensor, "*batch d"]:
-    """Return activation(W x) * y, or y without a gate.
+    """Return activation(g) * y, or y without a gate.
 
     Args:
         y: the output to gate.
-        gate: W, or None.
-        x: input of the gate.
+        g: the gate before its activation, a projection of the mixer's input; or None.
         activation: SiLU, also called Swish, by default.
 
     Example:
         >>> import torch
-        >>> gated(torch.ones(2), None, torch.zeros(3))
+        >>> gated(torch.ones(2), None)
         tensor([1., 1.])
-        >>> gated(torch.ones(2), nn.Linear(3, 2, bias=False), torch.zeros(3), torch.sigmoid).detach()
+        >>> gated(torch.ones(2), torch.zeros(2), torch.sigmoid)
         tensor([0.5000, 0.5000])
     """
-    return y if gate is None else activation(gate(x)) * y
+    return y if g is None else activation(g) * y

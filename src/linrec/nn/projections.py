@@ -1,6 +1,6 @@
 """Linear layers with initial values of their own, layers of one input, and the dtype of outputs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -124,47 +124,57 @@ def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
     return drawn_linear(d_in, d_out, nn.init.orthogonal_, gain=gain)
 
 
-def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module) -> tuple[Tensor, ...]:
+def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module | None) -> tuple[Any, ...]:
     """Return the outputs of linear layers for the same input, as one product if the layers are joined.
+
+    A layer may be None, and so is its output then.
 
     Example:
         >>> q, k = (drawn_linear(2, n, nn.init.ones_) for n in (1, 2))
-        >>> projected(torch.ones(2), q, k)[1].tolist()
-        [2.0, 2.0]
+        >>> projected(torch.ones(2), q, k, None)[1:]
+        (tensor([2., 2.], grad_fn=...), None)
     """
-    joined = getattr(linears[0], "joined", None)
+    layers = [linear for linear in linears if linear is not None]
+    joined = getattr(layers[0], "joined", None) if layers else None
     if joined is None:
-        return tuple(linear(x) for linear in linears)
+        return tuple(None if linear is None else linear(x) for linear in linears)
     weight, bias, sizes = joined
-    return row_linear(x, weight, bias).split(sizes, -1)
+    outputs = iter(row_linear(x, weight, bias).split(sizes, -1))
+    return tuple(None if linear is None else next(outputs) for linear in linears)
 
 
-def join(linears: Sequence[nn.Module]) -> None:
+def join(linears: Iterable[nn.Module | None]) -> None:
     """Put the weights of layers side by side, so that `projected` takes one product; for inference alone.
 
     Weights stay parameters of their layers, as parts of one tensor. Layers that are not plain, or that differ
-    in dtype or in having a bias, stay as they are.
+    in dtype, stay as they are.
 
     Example:
-        >>> layers = [nn.Linear(3, 4), nn.Linear(3, 5)]
+        >>> layers = [nn.Linear(3, 4), nn.Linear(3, 5, bias=False)]
         >>> join(layers)
         >>> [y.shape for y in projected(torch.ones(2, 3), *layers)]
         [torch.Size([2, 4]), torch.Size([2, 5])]
     """
-    plain = [linear for linear in linears if type(linear) in (nn.Linear, RowLinear)]
-    kinds = {(linear.weight.dtype, linear.bias is None) for linear in plain}
-    if len(plain) < len(linears) or len(kinds) > 1:
+    layers = [linear for linear in linears if linear is not None]
+    plain = [
+        linear
+        for linear in layers
+        if isinstance(linear, nn.Linear) and type(linear) in (nn.Linear, RowLinear)
+    ]
+    if len(plain) < len(layers) or len({linear.weight.dtype for linear in plain}) > 1:
         return
     sizes = [linear.out_features for linear in plain]
-    together: dict[str, Tensor | None] = {"weight": None, "bias": None}
-    for name in together:
-        parts = [getattr(linear, name) for linear in plain]
-        if parts[0] is None:
-            continue
-        whole = together[name] = torch.cat([part.detach() for part in parts])
-        for linear, part in zip(plain, whole.split(sizes), strict=True):
-            setattr(linear, name, nn.Parameter(part, requires_grad=False))
-    plain[0].joined = (together["weight"], together["bias"], sizes)  # type: ignore[assignment]
+    weight = torch.cat([linear.weight.detach() for linear in plain])
+    bias = None
+    if any(linear.bias is not None for linear in plain):
+        bias = weight.new_zeros(sum(sizes))
+        for linear, part in zip(plain, bias.split(sizes), strict=True):
+            if linear.bias is not None:
+                part.copy_(linear.bias.detach())
+                linear.bias = nn.Parameter(part, requires_grad=False)
+    for linear, part in zip(plain, weight.split(sizes), strict=True):
+        linear.weight = nn.Parameter(part, requires_grad=False)
+    plain[0].joined = weight, bias, sizes  # type: ignore[assignment]
 
 
 def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:
