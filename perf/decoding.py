@@ -13,10 +13,15 @@ from linrec.literals import Precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.models.regional import with_parts_compiled
 from linrec.trees import leaves
+from perf.kernels import profile_of
 from perf.memory import peak_bytes, release, why
+from perf.sizes import Model, Size
 from perf.timing import calls_per_second, tokens_per_second, wait
 from perf.training import Windows
+from perf.training_peers import fla_model
 
+# tokens that a peer generates in the time that is measured
+PEER_TOKENS = 64
 PRECISION: Precision = "bf16-mixed"
 LIMIT = (
     "bytes of a step: every weight but the embedding's is read once, in the dtype that the step reads it in, "
@@ -26,7 +31,14 @@ LIMIT = (
 
 @torch.no_grad()
 def measure_decoding(
-    config: ModelConfig, batch: int, length: int, device: torch.device, windows: Windows, *, compile: bool
+    config: ModelConfig,
+    batch: int,
+    length: int,
+    device: torch.device,
+    windows: Windows,
+    *,
+    compile: bool,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Measure generation after a prompt of random tokens.
 
@@ -37,11 +49,13 @@ def measure_decoding(
         device: where to measure.
         windows: windows that steps are counted in, and seconds that each should take.
         compile: whether steps and prompts are compiled; on CUDA, steps are replayed as one graph either way.
+        profile: whether to take a profile of the steps too, on CUDA.
 
     Returns:
         What JSON holds: "parameters", "captured", "prefill_tokens_per_second", "first_seconds" until steps
         have their final speed, "tokens_per_second" with "median", "lowest" and "highest", "step_ms", "bytes",
-        "peak_bytes"; or "missing", why there are none.
+        "peak_bytes" and, where asked for, "profile" as `profile_of` returns it; or "missing", why there are
+        none.
     """
     release(device)
     try:
@@ -65,7 +79,7 @@ def measure_decoding(
             windows=windows.windows,
             seconds=windows.seconds,
         )
-        return {
+        found = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "captured": numbers.captured,
             "prefill_tokens_per_second": prompts.median * batch * length,
@@ -75,6 +89,40 @@ def measure_decoding(
             "bytes": bytes_of_a_step(cast, numbers.state.layers),
             "peak_bytes": peak_bytes(device),
         }
+        return found | {"profile": profile_of(lambda: next(numbers), device)} if profile else found
+    except Exception as error:
+        return {"missing": why(error)}
+
+
+@torch.no_grad()
+def measure_fla_decoding(
+    model: Model, size: Size, batch: int, length: int, device: torch.device
+) -> dict[str, Any]:
+    """Measure `generate` of flash-linear-attention's model, with its cache and weights in bfloat16.
+
+    Returns:
+        What JSON holds: "tokens_per_second", of `PEER_TOKENS` tokens after the first ones; or "missing".
+    """
+    release(device)
+    try:
+        with torch.device(device):
+            made: Any = fla_model(model, size, use_cache=True).to(torch.bfloat16).eval()
+        prompt = torch.randint(size.vocab_size, (batch, length), device=device)
+
+        def seconds(tokens: int) -> float:
+            begun = time.perf_counter()
+            made.generate(
+                prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, pad_token_id=0
+            )
+            wait(device)
+            return time.perf_counter() - begun
+
+        few = 8
+        for tokens in (few, few + PEER_TOKENS):
+            # compiles and tunes
+            seconds(tokens)
+        spent = seconds(few + PEER_TOKENS) - seconds(few)
+        return {"tokens_per_second": batch * PEER_TOKENS / spent}
     except Exception as error:
         return {"missing": why(error)}
 

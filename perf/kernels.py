@@ -10,6 +10,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from linrec.ops import kernels
+from perf.memory import why
 
 KINDS = (
     "recurrence",
@@ -25,6 +26,7 @@ KINDS = (
 
 LONGEST_NAME = 160
 SHOWN = 25
+PROFILED_STEPS = 5
 
 # linrec's own, by the names of its Triton functions
 _SOURCES = Path(kernels.__path__[0]).glob("*/*triton.py")
@@ -85,6 +87,19 @@ def kind_of(name: str) -> str:
         ("elementwise and norms", _ELEMENTWISE),
     )
     return next((kind for kind, pattern in kinds if pattern.search(name)), "rest")
+
+
+def profile_of(step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Return the `summary` of a few steps; or "missing", why there is none.
+
+    Args:
+        step: as in `profiled`.
+        device: a CUDA device.
+    """
+    try:
+        return summary(profiled(step, device, PROFILED_STEPS), PROFILED_STEPS)
+    except Exception as error:
+        return {"missing": why(error)}
 
 
 def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[Kernel]:

@@ -1,12 +1,13 @@
 """Tables for a terminal of 80 columns."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from perf.kernels import KINDS
 from perf.rows import PASSES
 
 SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
@@ -34,6 +35,18 @@ def show(console: Console, results: dict[str, Any]) -> None:
 
 def plain_table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def shares(profiles: Mapping[str, dict[str, Any]]) -> Table:
+    """Return a column for each profile, by its heading: percent of the time by kind of kernel."""
+    table = plain_table()
+    table.add_column("")
+    for heading in profiles:
+        table.add_column(heading, justify="right")
+    for kind in KINDS:
+        table.add_row(kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles.values()))
+    table.add_row("idle", *(f"{100 * found['idle']:.1f}" for found in profiles.values()))
+    return table
 
 
 def _speeds(rows: Sequence[dict[str, Any]]) -> Table:

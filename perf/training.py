@@ -20,13 +20,12 @@ from linrec.train.optim import make_optimizers, set_learning_rate
 from linrec.train.state import deterministic, matmul_precision, seed_all
 from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from perf.encoders import MIXER_ARGUMENTS
-from perf.kernels import profiled, summary
+from perf.kernels import profile_of
 from perf.memory import peak_bytes, release, why
 from perf.sizes import Model, Size
 from perf.timing import calls_per_second, tokens_per_second
 from perf.training_peers import fla_loss, fla_model, make_fla_step
 
-PROFILED_STEPS = 5
 FLOPS = (
     "per token 6 for each parameter but those of an embedding that is only looked up, and with softmax "
     "attention 6 for each step of the sequence, layer and channel of its heads; recurrences count nothing"
@@ -152,7 +151,7 @@ def measure_training(
     Returns:
         What JSON holds: "parameters", "flops_per_token", "first_seconds", "tokens_per_second" with "median",
         "lowest" and "highest", "steps_per_window", "step_ms", "peak_bytes" and, where asked for, "profile" as
-        `summary` returns it; or "missing", why there are none, and so in "profile".
+        `profile_of` returns it; or "missing", why there are none.
     """
     release(device)
     try:
@@ -227,11 +226,7 @@ def _measured(
     found = _timed(call, model, loop.batch_size * length, device, windows)
     found["flops_per_token"] = flops_per_token(model, length)
     if profile:
-        try:
-            found["profile"] = summary(profiled(call, device, PROFILED_STEPS), PROFILED_STEPS)
-        except Exception as error:
-            # the speed is measured all the same
-            found["profile"] = {"missing": why(error)}
+        found["profile"] = profile_of(call, device)
     return found
 
 

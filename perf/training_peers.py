@@ -10,11 +10,17 @@ from linrec.train import LoopConfig, OptimConfig
 from perf.peers import UnsuitedError
 from perf.sizes import Model, Size
 
+PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 FLA = "flash-linear-attention, its fused norms, SwiGLU and loss, in a plain loop: autocast, AdamW, clipping"
 
 
-def fla_model(model: Model, size: Size) -> nn.Module:
+def fla_model(model: Model, size: Size, *, use_cache: bool = False) -> nn.Module:
     """Return flash-linear-attention's model of this size, with fused norms, units and loss.
+
+    Args:
+        model: the model.
+        size: its size.
+        use_cache: whether calls return a cached state, for generation.
 
     Raises:
         UnsuitedError: it has no such model, or the model needs kernels that are not installed.
@@ -36,7 +42,7 @@ def fla_model(model: Model, size: Size) -> nn.Module:
         vocab_size=config.vocab_size,
         fuse_cross_entropy=False,
         fuse_linear_cross_entropy=True,
-        use_cache=False,
+        use_cache=use_cache,
         **arguments,
     )
     made: nn.Module = AutoModelForCausalLM.from_config(configuration)

@@ -6,8 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from perf.kernels import KINDS
-from perf.table import plain_table
+from perf.table import plain_table, shares
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
@@ -48,7 +47,8 @@ def show(console: Console, results: dict[str, Any]) -> None:
     profiled = [model for model in measured if "kinds" in model.get("profile", {})]
     if profiled:
         console.print("\npercent of the device's time in replayed steps")
-        console.print(_shares(profiled))
+        profiles = {f"{model['preset']}\n{model['mixer']}": model["profile"] for model in profiled}
+        console.print(shares(profiles))
     for model in results["models"]:
         for part in ("", "profile", "fla"):
             missing = model.get(part, {}) if part else model
@@ -78,18 +78,6 @@ def _beside(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
             f"{speeds[0] / speeds[1]:.2f}",
             "" if None in peaks else f"{peaks[0] / peaks[1]:.2f}",
         )
-    return table
-
-
-def _shares(models: list[dict[str, Any]]) -> Table:
-    table = plain_table()
-    table.add_column("")
-    for model in models:
-        table.add_column(f"{model['preset']}\n{model['mixer']}", justify="right")
-    profiles = [model["profile"] for model in models]
-    for kind in KINDS:
-        table.add_row(kind, *(f"{100 * profile['kinds'][kind]['share']:.1f}" for profile in profiles))
-    table.add_row("idle", *(f"{100 * profile['idle']:.1f}" for profile in profiles))
     return table
 
 

@@ -9,11 +9,12 @@ import torch
 from rich.console import Console
 
 from perf.commands.ops import budget_of, yardstick
-from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
-from perf.decoding import LIMIT, PRECISION, measure_decoding
+from perf.commands.results import HERE, Device, RefusedError, about, check_profile, file_name, say, write
+from perf.decoding import LIMIT, PRECISION, measure_decoding, measure_fla_decoding
 from perf.sizes import MODELS, QUICK, sized
-from perf.table import plain_table
+from perf.table import plain_table, shares
 from perf.training import Windows
+from perf.training_peers import PACKAGES
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class DecodingOptions:
         batches: sequences that are generated at once, one measurement each.
         length: tokens of the prompt.
         compile: compile the steps; without, they are replayed as they are.
+        peers: also measure `generate` of flash-linear-attention's model of the same size, where there is one.
+        profile: tell what the device spends its time on; CUDA alone.
         out: folder for DEVICE-SIZE.json.
         quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
@@ -37,6 +40,8 @@ class DecodingOptions:
     batches: tuple[int, ...] = (1, 64)
     length: int = 2048
     compile: bool = True
+    peers: bool = False
+    profile: bool = False
     out: Path = Path("results/decoding")
     quick: bool = False
 
@@ -49,6 +54,7 @@ def decoding(options: DecodingOptions, command: str) -> int:
     """
     if min(options.batches, default=1) < 1 or options.length < 1:
         raise RefusedError("--batches and --length must be at least 1.")
+    check_profile(options.profile, options.device)
     names = [*MODELS] if options.models == ("all",) else options.models
     try:
         chosen = {name: sized(name, options.size) for name in names}
@@ -57,7 +63,7 @@ def decoding(options: DecodingOptions, command: str) -> int:
     device, length = torch.device(options.device), 4 if options.quick else options.length
     windows = Windows(2, 0.0) if options.quick else Windows(seconds=0.2)
     results: dict[str, Any] = {
-        **about(device, command),
+        **about(device, command, PACKAGES if options.peers else ()),
         **yardstick(device, budget_of(quick=options.quick), quick=options.quick),
         "protocol": {
             "length": length,
@@ -73,9 +79,13 @@ def decoding(options: DecodingOptions, command: str) -> int:
         config = model.config(QUICK if options.quick else size)
         for batch in options.batches:
             say(f"{name}, {batch}")
-            found = measure_decoding(config, batch, length, device, windows, compile=options.compile)
+            found = measure_decoding(
+                config, batch, length, device, windows, compile=options.compile, profile=options.profile
+            )
             if "missing" not in found and "copy_rate" in results:
                 found["share_of_limit"] = found["bytes"] / results["copy_rate"] / found["step_ms"] * 1e3
+            if options.peers and model.fla is not None:
+                found["fla"] = measure_fla_decoding(model, size, batch, length, device)
             results["models"].append({"model": name, "batch": batch, **found})
             # what is measured is not lost when the rest is stopped
             write(path, results)
@@ -94,7 +104,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
     )
     table = plain_table()
     table.add_column("model")
-    for heading in ("batch", "tokens/s", "ms/step", "%", "prompt tokens/s", "first s"):
+    for heading in ("batch", "tokens/s", "ms/step", "%", "prompt tokens/s", "first s", "fla's"):
         table.add_column(heading, justify="right", no_wrap=True)
     for found in results["models"]:
         if "missing" in found:
@@ -107,9 +117,21 @@ def show(console: Console, results: dict[str, Any]) -> None:
             f"{100 * found['share_of_limit']:.3g}" if "share_of_limit" in found else "",
             f"{found['prefill_tokens_per_second']:,.0f}",
             f"{found['first_seconds']:.1f}",
+            f"{found['fla']['tokens_per_second']:,.0f}"
+            if "tokens_per_second" in found.get("fla", {})
+            else "",
         )
     console.print(table)
+    profiles = {
+        f"{found['model']}\n{found['batch']}": found["profile"]
+        for found in results["models"]
+        if "kinds" in found.get("profile", {})
+    }
+    if profiles:
+        console.print("\npercent of the device's time in replayed steps")
+        console.print(shares(profiles))
     for found in results["models"]:
-        if "missing" in found:
-            text = f"{found['model']}, {found['batch']}: {found['missing']}"
-            console.print(text, markup=False, highlight=False)
+        for of, part in (("", found), (", flash-linear-attention", found.get("fla", {}))):
+            if "missing" in part:
+                text = f"{found['model']}, {found['batch']}{of}: {part['missing']}"
+                console.print(text, markup=False, highlight=False)

@@ -22,6 +22,12 @@ class RefusedError(Exception):
     """What the user asks for does not exist or does not fit together; the message says what to do."""
 
 
+def check_profile(profile: bool, device: Device) -> None:
+    """Raise RefusedError if a profile is asked for of another device than CUDA."""
+    if profile and device != "cuda":
+        raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
+
+
 def about(device: torch.device, command: str, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return command, commit, versions and device; with the versions of further packages, if installed."""
     found = provenance(device)

@@ -13,7 +13,7 @@ from linrec.models import ModelConfig
 from linrec.models.pattern import spelled
 from linrec.train import LoopConfig
 from linrec.train.state import matmul_precision
-from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from perf.commands.results import HERE, Device, RefusedError, about, check_profile, file_name, say, write
 from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate
 from perf.training import (
@@ -25,12 +25,11 @@ from perf.training import (
     measure_training,
     model_config,
 )
-from perf.training_peers import FLA
+from perf.training_peers import FLA, PACKAGES
 from perf.training_report import draw, show
 
 # of an entry, kept when the model is measured again without its peer
 PEER_PARTS = ("fla", "forward")
-PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,7 @@ def _known(path: Path, results: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _jobs(options: TrainingOptions) -> list[tuple[str, str, ModelConfig]]:
     """Return preset or size, mixer or model, and configuration of every model to measure."""
-    if options.profile and options.device != "cuda":
-        raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
+    check_profile(options.profile, options.device)
     if options.models and options.mixers:
         raise RefusedError("--mixers is for presets; with --models, name the mixers there.")
     if options.peers and not options.models:

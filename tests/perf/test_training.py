@@ -207,7 +207,7 @@ def test_documents_are_cut_at_their_first_tokens(tmp_path, monkeypatch):
 def test_a_profile_is_shown_and_a_failing_one_costs_no_speed(tmp_path, monkeypatch, capsys):
     profiles = iter([lambda: [Kernel("forward", 0, 300), Kernel("Memset (Device)", 300, 375)], lambda: 1 / 0])
     # as where there is CUDA
-    monkeypatch.setattr(training, "profiled", lambda *rest: next(profiles)())
+    monkeypatch.setattr("perf.kernels.profiled", lambda *rest: next(profiles)())
     measure = training.measure_training
     monkeypatch.setattr(
         "perf.commands.training.measure_training",
