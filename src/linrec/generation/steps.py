@@ -68,6 +68,8 @@ class Steps:
         self._precision = precision
         self._token, self._reset, self._layers = state.token, state.reset, state.layers
         self._settled_model = self._compiled()
+        # a distribution over the vocabulary in float64 takes as long as two layers unless it is fused
+        self._chosen = torch.compile(_chosen, dynamic=False) if compile else _chosen
         self._device = state.token.device
         self._noise = Noise(seed, len(state.token), start=state.drawn, device=self._device)
         self._capture = capture and self._device.type == "cuda"
@@ -142,7 +144,8 @@ class Steps:
         logits, layers = self._read(None if self._reset is None else self._reset[:, None])
         if not self._finite:
             _check_finite(logits)
-        self._token, self._layers = self._choose(logits), layers
+        choose = self._chosen if self._settled else _chosen
+        self._token, self._layers = choose(logits, self._sampling, self._noise.column()), layers
         self._reset, self._finite = None, True
         self._settled = self._settled + 1 if _shapes(layers) == before else 0
 
@@ -186,7 +189,7 @@ class Steps:
             # a part that is in another part's place must be read before the copies below overwrite it
             if tensor.untyped_storage().data_ptr() in places:
                 new[name] = tensor.clone()
-        after.token.copy_(self._choose(logits))
+        after.token.copy_(self._chosen(logits, self._sampling, self._noise.column()))
         for name, tensor in new.items():
             kept[name].copy_(tensor)
 
@@ -201,9 +204,10 @@ class Steps:
             x, layers = model.hidden(self._token[:, None], self._layers, reset=reset)
             return model.head(x[:, -1])[:, : self._vocab_size], layers
 
-    def _choose(self, logits: Tensor) -> Tensor:
-        found = candidates(logits, self._sampling)
-        return found.ids[:, 0] if self._sampling.greedy else draw(found, self._noise.column())
+
+def _chosen(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+    found = candidates(logits, sampling)
+    return found.ids[:, 0] if sampling.greedy else draw(found, uniform)
 
 
 def _check_finite(logits: Tensor) -> None:
