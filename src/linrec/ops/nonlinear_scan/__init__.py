@@ -2,16 +2,22 @@
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.compiler import disable, is_compiling
 
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.checks import check_dtype, check_supported, name_of
+from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import REAL, accumulation
+from linrec.ops.nonlinear_scan.adjoint import adjoint, pays, takes
 from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.newton import newton
 from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, recurrent
 from linrec.rules import at_least, choice, positive, require
+
+# steps of a loop that torch.compile unrolls
+UNROLLED = 32
 
 __all__ = ["OPERATOR", "Convergence", "ConvergenceError", "nonlinear_scan"]
 
@@ -41,6 +47,7 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
     positive(damping=given.damping)
     at_least(1, max_iterations=given.max_iterations, or_none=True)
     choice(("error", "recurrent"), otherwise=given.otherwise)
+    choice(("auto", "adjoint", "autograd"), gradient=given.gradient)
     return given
 
 
@@ -56,7 +63,15 @@ def _state(given: NonlinearScan) -> Space:
 
 def _newton(mode: str, about: str) -> Backend:
     # whether the iterations converge depends on values, so "auto" is the loop
-    return Backend(mode, "torch", newton(mode), about, auto=never)
+    return Backend(
+        mode,
+        "torch",
+        newton(mode),
+        about,
+        accepts=lambda given: given.gradient == "auto",
+        requires="`gradient` 'auto'",
+        auto=never,
+    )
 
 
 OPERATOR = Operator(
@@ -68,7 +83,25 @@ OPERATOR = Operator(
     "(b, .., n)",
     _state,
     (
-        Backend("recurrent", "torch", recurrent, "a loop over time"),
+        Backend(
+            "recurrent",
+            "torch",
+            adjoint,
+            "a loop over time, whose gradient is a loop backwards in time; captured on CUDA",
+            kernel="adjoint",
+            accepts=takes,
+            requires="`gradient` 'auto' or 'adjoint', and cells that can be repeated",
+            auto=pays,
+        ),
+        Backend(
+            "recurrent",
+            "torch",
+            recurrent,
+            "a loop over time, with gradients by autograd",
+            kernel="autograd",
+            accepts=lambda given: given.gradient != "adjoint",
+            requires="`gradient` 'auto' or 'autograd'",
+        ),
         _newton("newton", "Newton's method with whole Jacobians over the last axis of the state (DEER)"),
         _newton("quasi_newton", "Newton's method with diagonals (quasi-DEER)"),
         _newton("damped", "quasi-Newton, near the last iteration: a Kalman smoother (quasi-ELK)"),
@@ -78,6 +111,12 @@ OPERATOR = Operator(
     ),
 )
 PAIRS = OPERATOR.pairs
+
+
+def _is_long(x: Tensor, mode: str) -> bool:
+    """Return whether a compiler would unroll a long loop."""
+    looped = mode in ("auto", "recurrent") and is_compiling() and not exporting()
+    return looped and x.ndim > 1 and x.shape[1] > UNROLLED
 
 
 @documented(OPERATOR)
@@ -95,6 +134,7 @@ def nonlinear_scan(
     damping: float = 0.1,
     otherwise: str = "error",
     convergence: Convergence | None = None,
+    gradient: str = "auto",
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t *n"], Float[Tensor, "b *n"]]:
@@ -174,5 +214,10 @@ def nonlinear_scan(
         damping,
         otherwise,
         convergence,
+        gradient,
+        False,
     )
+    if _is_long(x, mode):
+        # the decorator imports the compiler, which takes seconds
+        return disable(OPERATOR.__call__)(given._replace(fused=True), mode, backend)
     return OPERATOR(given, mode, backend)
