@@ -153,14 +153,22 @@ def nonlinear_scan(
     Jacobians (2, 2). A Jacobian costs n evaluations of the cell in memory and time, so keep n small in
     "newton".
 
-    The modes of Newton's method have no forward-mode derivatives, no `vmap` and no `torch.export`. A call
-    under `torch.compile` runs `max_iterations` iterations. Rows that do not converge are NaN, and
-    `convergence` has the residual.
+    The loop has two kernels. With "autograd", autograd records every step. With "adjoint", the states alone
+    are saved, the backward pass is a loop too, which repeats the cell, and the gradients of the parameters
+    are one product. On CUDA, eager calls of many steps capture a few steps as a CUDA graph and replay them,
+    so a step costs its kernels and not Python. The CPU takes as long or longer with "adjoint".
+
+    `torch.compile` unrolls loops of up to 32 steps. A longer loop is a graph break: it runs as in eager mode,
+    with a compiled step in "adjoint", and `fullgraph=True` refuses it.
+
+    The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives, no `vmap` and no
+    `torch.export`. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
+    that do not converge are NaN, and `convergence` has the residual.
 
     Args:
         cell: function of h (b, .., n), x_t (b, ..) and the parameters, which returns the next h. It must be
-            differentiable and have no other tensors that need a gradient. Newton's method calls it with
-            b times t rows.
+            differentiable. For Newton's method and the gradient "adjoint", it must have no other tensors that
+            need a gradient and draw no random numbers, because it is repeated and called with b times t rows.
         x: inputs (b, t, ..) in float32, float64, bfloat16 or float16; the cell gets the accumulation dtype.
         parameters: tensors that all steps share, or one tensor.
         state: h_0 (b, .., n); None means zeros in the shape of x_t.
@@ -176,6 +184,8 @@ def nonlinear_scan(
         damping: weight of the distance to the last iteration in "damped".
         otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
         convergence: takes the number of iterations and the residual of the call.
+        gradient: of the loop: "adjoint", "autograd", or "auto". "auto" is "adjoint" on CUDA for more than 8
+            steps, and "autograd" on the CPU, under transforms, and for cells that cannot be repeated.
         mode: "auto", "recurrent", "newton", "quasi_newton" or "damped".
         backend: "auto", "torch" or "reference".
 

@@ -28,12 +28,10 @@ def capturable(inputs: Sequence[Tensor]) -> bool:
     Steps within the capture of a whole training step are part of its graph.
     """
     first = inputs[0]
-    return (
-        first.is_cuda
-        and first.shape[1] >= (REPLAYS + 1) * STEPS
-        and not needs_dispatcher(inputs)
-        and not torch.cuda.is_current_stream_capturing()
-    )
+    if not first.is_cuda or first.shape[1] < (REPLAYS + 1) * STEPS or needs_dispatcher(inputs):
+        return False
+    with torch.cuda.device_of(first):
+        return not torch.cuda.is_current_stream_capturing()
 
 
 def replayed(run: Run, state: Tensor, inputs: Sequence[Tensor]) -> Tensor:
@@ -64,7 +62,8 @@ def replayed(run: Run, state: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         steps.copy_(run(now, *given))
         now.copy_(steps[:, -1])
 
-    replay = _captured(piece, before)
+    with torch.cuda.device_of(state):
+        replay = _captured(piece, before)
     for begin in range(first, time, STEPS):
         for static, part in zip(given, inputs, strict=True):
             static.copy_(part[:, begin : begin + STEPS])
