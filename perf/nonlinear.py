@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     NEWTON: {"mode": NEWTON},
     QUASI: {"mode": QUASI},
 }
-LAYERS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+LAYERS: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 NAMES = (*METHODS, *LAYERS)
 # the rules by which a row leaves out a method
 LOOP_STEPS, NEWTON_STATE = 1000, 64
@@ -195,7 +195,7 @@ def missing(reason: str) -> dict[str, Any]:
 
 
 def _timed(calls: Calls, row: NonlinearRow, device: torch.device, budget: Budget) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for one, call in zip(PASSES, (calls.forward, calls.both), strict=True):
         release(device)
         try:

@@ -12,9 +12,10 @@ from torch.nn import functional
 from linrec import mixers
 from linrec.ops import nonlinear_scan
 from linrec.ops.core.call import recording
-from linrec.ops.nonlinear_scan import captured
+from linrec.ops.nonlinear_scan import UNROLLED, captured
 from linrec.ops.nonlinear_scan.adjoint import FEW
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -188,6 +189,42 @@ def test_pieces_have_second_derivatives(monkeypatch):
         return nonlinear_scan(elman, x, W, gradient="adjoint")[0]
 
     assert torch.autograd.gradgradcheck(of, (x, W))
+
+
+def test_a_compiler_leaves_out_long_loops():
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    def run(x: Tensor, W: Tensor, state: Tensor) -> Tensor:
+        return nonlinear_scan(elman, 2 * x, W, state=state)[0].sin()
+
+    torch._dynamo.reset()
+    given = inputs(UNROLLED + 1)
+    assert_agree(torch.compile(run, backend=counting)(*given), run(*given))
+    assert graphs and max(graphs) < UNROLLED
+    short = inputs(UNROLLED)
+    assert_agree(torch.compile(run, backend=counting, fullgraph=True)(*short), run(*short))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+        torch.compile(run, backend=counting, fullgraph=True)(*given)
+
+
+@thorough
+def test_a_long_loop_within_compiled_code_compiles_its_steps():
+    def run(x: Tensor, W: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        return nonlinear_scan(elman, x, W, state=state, reset=reset, gradient="adjoint")
+
+    torch._dynamo.reset()
+    given, reset = inputs(UNROLLED + 1), resets(UNROLLED + 1)
+    found = []
+    for each in (run, torch.compile(run, backend="eager")):
+        y, last = each(*given)
+        first = torch.autograd.grad(y.sin().sum() + last.sum(), given, create_graph=True)
+        found.append((y, last, *first, *torch.autograd.grad(first[1].square().sum(), given)))
+    assert_agree(found[1], found[0])
 
 
 def replay_in_python(monkeypatch: pytest.MonkeyPatch) -> list[None]:

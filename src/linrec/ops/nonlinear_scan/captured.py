@@ -7,7 +7,7 @@ nothing that a cell holds can change between capture and replay.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,31 +72,26 @@ def replayed(run: Run, state: Tensor, inputs: Sequence[Tensor]) -> Tensor:
     return h
 
 
-class _Aside(NamedTuple):
-    """The stream that captures, and the memory of what pieces allocate, which graphs reuse one by one."""
-
-    stream: torch.cuda.Stream
-    pool: torch.cuda.MemPool
-
-
 @functools.cache
-def _aside(current: torch.cuda.Stream) -> _Aside:
-    return _Aside(torch.cuda.Stream(current.device), torch.cuda.MemPool())
+def _aside(current: torch.cuda.Stream) -> tuple[torch.cuda.Stream, Any]:
+    """Return the stream and the memory pool of the captures whose graphs run on a stream, one by one."""
+    # a pool object keeps the memory of graphs that are gone for the next graph
+    return torch.cuda.Stream(current.device), torch.cuda.MemPool()
 
 
 def _captured(piece: Piece, before: Piece) -> Piece:
     """Return the replay of a CUDA graph of a piece."""
     current = torch.cuda.current_stream()
-    aside, graph = _aside(current), torch.cuda.CUDAGraph()
-    aside.stream.wait_stream(current)
-    with torch.cuda.stream(aside.stream):
+    (stream, pool), graph = _aside(current), torch.cuda.CUDAGraph()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
         # libraries allocate their workspaces at the first call on a stream
         before()
         # other threads may allocate meanwhile
-        graph.capture_begin(pool=aside.pool.id, capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
         try:
             piece()
         finally:
             graph.capture_end()
-    current.wait_stream(aside.stream)
+    current.wait_stream(stream)
     return graph.replay
