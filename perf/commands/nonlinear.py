@@ -8,11 +8,11 @@ import torch
 from rich.console import Console
 
 from perf.commands.loops import rows_named
-from perf.commands.ops import budget_of
 from perf.commands.results import HERE, Device, about, file_name, measure_rows
 from perf.nonlinear import NAMES, measure_nonlinear, nonlinear_rows_of
 from perf.rows import PASSES
 from perf.table import SHORT, plain_table
+from perf.timing import Budget
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def nonlinear(options: NonlinearOptions, command: str) -> int:
     Raises:
         RefusedError: a name that does not exist.
     """
-    device, budget = torch.device(options.device), budget_of(quick=options.quick)
+    # most calls take longer than any budget
+    device, budget = torch.device(options.device), Budget(1, 5) if options.quick else Budget(10, 40)
     rows = rows_named(options.rows, nonlinear_rows_of(options.device, quick=options.quick))
     results: dict[str, Any] = {**about(device, command), "rows": []}
     path = options.out / f"{file_name(results)}.json"

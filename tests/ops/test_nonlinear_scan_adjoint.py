@@ -15,6 +15,8 @@ from linrec.ops.core.call import recording
 from linrec.ops.nonlinear_scan import UNROLLED, captured
 from linrec.ops.nonlinear_scan.adjoint import FEW
 from linrec.testing import assert_agree, generator
+from linrec.trees import leaves
+from tests.mixers import variants
 from tests.tiers import thorough
 
 DOUBLE = {"dtype": torch.float64}
@@ -135,6 +137,7 @@ def test_auto_does_not_repeat_cells_that_give_other_values(always_adjoint):
     cells = {
         "random": lambda h, x, W: functional.dropout(elman(h, x, W)),
         "values": lambda h, x, W: elman(h, x, W) if float(h.detach().abs().max()) < 9 else h,
+        "masks": lambda h, x, W: elman(h, x, W) + x[x > 0].sum(),
     }
     for cell in cells.values():
         assert kernel_of(cell, x, W, state=state) == "autograd"
@@ -181,8 +184,9 @@ def test_pieces_are_the_loop(monkeypatch, time):
     assert len(replays) == 2 * ((time - 1) // captured.STEPS)
 
 
+@thorough
 def test_pieces_have_second_derivatives(monkeypatch):
-    x, W, _ = inputs(20, 2)
+    x, W, _ = inputs(captured.STEPS + 1, 2)
     replay_in_python(monkeypatch)
 
     def of(x: Tensor, W: Tensor) -> Tensor:
@@ -225,6 +229,33 @@ def test_a_long_loop_within_compiled_code_compiles_its_steps():
         first = torch.autograd.grad(y.sin().sum() + last.sum(), given, create_graph=True)
         found.append((y, last, *first, *torch.autograd.grad(first[1].square().sum(), given)))
     assert_agree(found[1], found[0])
+
+
+@pytest.mark.parametrize("name", variants.NONLINEAR)
+def test_every_mixer(monkeypatch, always_adjoint, name):
+    torch.manual_seed(0)
+    mixer = mixers.build(name, 8).double().eval()
+    x = torch.randn(2, 20, 8, generator=generator(0), requires_grad=True, **DOUBLE)
+    replay_in_python(monkeypatch)
+    found, kernels = outcome_of_mixer(mixer, x)
+    assert kernels == {"adjoint"}
+    monkeypatch.undo()
+    expected, kernels = outcome_of_mixer(mixer, x)
+    assert kernels <= {"autograd"}
+    assert_agree(found, expected)
+
+
+def outcome_of_mixer(mixer: nn.Module, x: Tensor) -> tuple[tuple[Tensor, ...], set[str]]:
+    """Return y and all gradients, and the kernels of `nonlinear_scan` that ran."""
+    # torch's kernels do not take calls with resets
+    reset = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    reset[1, 7] = True
+    with recording() as calls:
+        y, state = mixer(x, reset=reset)
+    loss = y.square().sum() + sum(part.abs().square().sum() for part in leaves(state))
+    gradients = torch.autograd.grad(loss, [x, *mixer.parameters()], materialize_grads=True)
+    kernels = {call.backend.kernel for call in calls if call.operator is nonlinear_scan.operator}
+    return (y, *gradients), kernels
 
 
 def replay_in_python(monkeypatch: pytest.MonkeyPatch) -> list[None]:

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from linrec import mixers
 from linrec.ops import nonlinear_scan
-from linrec.ops.core.call import recording
 from linrec.ops.nonlinear_scan import captured
 from linrec.testing import assert_agree
-from linrec.trees import leaves
 from tests.mixers import variants
-from tests.ops.test_nonlinear_scan_adjoint import elman, inputs, kernel_of, outcome, resets
+from tests.ops.test_nonlinear_scan_adjoint import elman, inputs, kernel_of, outcome, outcome_of_mixer, resets
 
 pytestmark = [
     pytest.mark.gpu,
@@ -163,27 +161,15 @@ def test_other_streams_have_memory_of_their_own():
 
 
 @pytest.mark.parametrize("name", variants.NONLINEAR)
-def test_every_mixer(monkeypatch, name):
+def test_every_mixer(monkeypatch, captures, name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 8).double().cuda().eval()
     x = torch.randn(3, LONG + 3, 8, dtype=torch.float64, device="cuda", requires_grad=True)
-    # with a reset, torch's kernels do not take the call
-    reset = torch.zeros(3, LONG + 3, dtype=torch.bool, device="cuda")
-    reset[1, 50] = True
-
-    def outcome() -> tuple[Tensor, ...]:
-        y, state = mixer(x, reset=reset)
-        loss = y.square().sum() + sum(part.abs().square().sum() for part in leaves(state))
-        return y, *torch.autograd.grad(loss, [x, *mixer.parameters()], materialize_grads=True)
-
-    with recording() as calls:
-        found = outcome()
-    kernels = [call.backend.kernel for call in calls if call.operator.name == "nonlinear_scan"]
-    # a reversible mixer has a loop of its own
-    assert set(kernels) <= {"adjoint"} and (kernels or name == "unicornn")
-    autograd = nonlinear_scan.operator.backends[1:]
-    monkeypatch.setattr(nonlinear_scan.operator, "backends", autograd)
-    assert_agree(found, outcome())
+    found, kernels = outcome_of_mixer(mixer, x)
+    assert kernels == {"adjoint"}
+    assert captures
+    monkeypatch.setattr(nonlinear_scan.operator, "backends", nonlinear_scan.operator.backends[1:])
+    assert_agree(found, outcome_of_mixer(mixer, x)[0])
 
 
 def test_a_compiled_model_leaves_out_the_loop_and_is_captured_whole():

@@ -32,6 +32,7 @@ CHANGING = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
 }
+INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 
 
 def adjoint(given: NonlinearScan) -> Values:
@@ -97,8 +98,15 @@ class _Tried(TorchDispatchMode):
     changes = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.changes = self.changes or not CHANGING.isdisjoint(func.tags)
+        self.changes = self.changes or _changes(func, args)
         return func(*args, **(kwargs or {}))
+
+
+def _changes(func: Any, args: Any) -> bool:
+    if func in INDEXING:
+        # a mask reads values, places do not
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    return not CHANGING.isdisjoint(func.tags)
 
 
 @dataclass(frozen=True)
