@@ -13,6 +13,7 @@ from perf.commands.loops import LoopsOptions, loops
 from perf.commands.loss import LossOptions, loss
 from perf.commands.matrix import MatrixOptions, matrix
 from perf.commands.models import ModelsOptions, models
+from perf.commands.nonlinear import NonlinearOptions, nonlinear
 from perf.commands.ops import OpsOptions, ops
 from perf.commands.results import RefusedError
 from perf.commands.segments import SegmentsOptions, segments
@@ -25,6 +26,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "matrix": (MatrixOptions, matrix),
     "steps": (StepsOptions, steps),
     "loops": (LoopsOptions, loops),
+    "nonlinear": (NonlinearOptions, nonlinear),
     "loss": (LossOptions, loss),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),

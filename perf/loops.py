@@ -100,7 +100,9 @@ def measure_loop(row: LoopRow, device: torch.device, budget: Budget) -> dict[str
             return result | {"error": f"{name}: {wrong}"}
         entries[name] = _timed(torch_calls(partial(run, backend=backend), inputs, dy), device, budget)
     try:
-        entries[LSTM] = _timed(_lstm(row, dy), device, budget)
+        width, dtype = row.heads * row.size, DTYPES[row.dtype]
+        lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
+        entries[LSTM] = _timed(layer_calls(lstm, dy.flatten(2).to(dtype)), device, budget)
     except Exception as error:
         entries[LSTM] = {one: {"missing": why(error)} for one in PASSES}
     release(device)
@@ -113,19 +115,16 @@ def measure_loop(row: LoopRow, device: torch.device, budget: Budget) -> dict[str
     return result | {"passes": {one: {name: entries[name][one] for name in NAMES} for one in PASSES}}
 
 
-def _lstm(row: LoopRow, dy: Tensor) -> Calls:
-    """Return the calls of torch's LSTM of heads * size channels, which also projects its inputs."""
-    width, dtype = row.heads * row.size, DTYPES[row.dtype]
-    lstm = nn.LSTM(width, width, batch_first=True, device=dy.device, dtype=dtype)
-    weights = list(lstm.parameters())
-    x = dy.flatten(2).to(dtype)
+def layer_calls(layer: nn.RNNBase, x: Tensor) -> Calls:
+    """Return the calls of a recurrent layer of torch, which also projects its inputs."""
+    weights = list(layer.parameters())
 
     def forward() -> Tensor:
         with torch.no_grad():
-            return lstm(x)[0]
+            return layer(x)[0]
 
     given = x.clone().requires_grad_()
-    return Calls(forward, lambda: torch.autograd.grad(lstm(given)[0], [given, *weights], x), forward)
+    return Calls(forward, lambda: torch.autograd.grad(layer(given)[0], [given, *weights], x), forward)
 
 
 def _timed(calls: Calls, device: torch.device, budget: Budget) -> dict[str, Any]:

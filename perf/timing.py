@@ -58,8 +58,8 @@ def measure(
     With `replayed`, a CUDA graph of the call is what is timed there: the device alone, not what Python takes
     to launch it. A call that cannot be captured is timed as it is.
     """
-    _once(function, device)
-    if (once := _once(function, device)) > budget.warmup_ms + budget.measured_ms:
+    time_once(function, device)
+    if (once := time_once(function, device)) > budget.warmup_ms + budget.measured_ms:
         return Timing(once, once, once)
     if device.type == "cuda" and not wall_clock:
         # imported here: Triton is where CUDA is
@@ -96,7 +96,7 @@ def calls_per_second(
         seconds: how long each should be; it has one call at least.
     """
     wait(device)
-    calls = max(1, round(seconds * 1e3 / _once(function, device)))
+    calls = max(1, round(seconds * 1e3 / time_once(function, device)))
     rates = []
     for _ in range(windows):
         start = time.perf_counter()
@@ -119,7 +119,8 @@ def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
     return graph
 
 
-def _once(function: Callable[[], Any], device: torch.device) -> float:
+def time_once(function: Callable[[], Any], device: torch.device) -> float:
+    """Return the milliseconds of one call by the clock on the wall, until the device is done."""
     start = time.perf_counter()
     function()
     wait(device)

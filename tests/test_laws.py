@@ -328,10 +328,12 @@ OPERATORS = {
     ),
     "nonlinear_scan": Operator(
         nonlinear_scan,
-        lambda time, **arguments: nonlinear_scan_inputs(2, time, 4, **arguments),
-        {"Elman": {}},
+        lambda time, gradient="auto", **arguments: (
+            nonlinear_scan_inputs(2, time, 4, **arguments) | {"gradient": gradient}
+        ),
+        {"Elman": {}, "Elman, adjoint loop": {"gradient": "adjoint"}},
         ("x",),
-        kept=("cell", "parameters"),
+        kept=("cell", "parameters", "gradient"),
         compiled={"max_iterations": 8, "damping": 1e-8},
         long=200,
     ),

@@ -1,5 +1,6 @@
 """`python -m perf loops`: the sLSTM's loop over time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from linrec.errors import unknown
 from perf.commands.ops import budget_of
 from perf.commands.results import HERE, Device, RefusedError, about, file_name, measure_rows
 from perf.loops import NAMES, loop_rows_of, measure_loop
-from perf.rows import PASSES
+from perf.rows import PASSES, R, select
 from perf.table import SHORT, plain_table
 
 
@@ -39,17 +39,25 @@ def loops(options: LoopsOptions, command: str) -> int:
         RefusedError: a name that does not exist.
     """
     device, budget = torch.device(options.device), budget_of(quick=options.quick)
-    known = {row.name: row for row in loop_rows_of(options.device, quick=options.quick)}
-    for name in options.rows:
-        if name not in known:
-            raise RefusedError(unknown("row", name, list(known)))
-    rows = [row for name, row in known.items() if not options.rows or name in options.rows]
+    rows = rows_named(options.rows, loop_rows_of(options.device, quick=options.quick))
     results: dict[str, Any] = {**about(device, command), "rows": []}
     path = options.out / f"{file_name(results)}.json"
     measure_rows(rows, lambda row: measure_loop(row, device, budget), results, path)
     show(Console(width=min(Console().width, 80)), results)
     print(f"\nwrote {path}")
     return int(any("error" in row for row in results["rows"]))
+
+
+def rows_named(names: Sequence[str], rows: Sequence[R]) -> list[R]:
+    """Return the rows of these names, all if there are none.
+
+    Raises:
+        RefusedError: a name that does not exist.
+    """
+    try:
+        return select(names, rows, ())[0]
+    except ValueError as error:
+        raise RefusedError(error) from error
 
 
 def show(console: Console, results: dict[str, Any]) -> None:

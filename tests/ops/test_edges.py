@@ -41,6 +41,10 @@ def attention_inputs(**given: Any) -> dict[str, Any]:
     return {"q": now["q"], "k": k, "v": v, "state": ops.AttentionCache(keys, values, None, None, None)}
 
 
+def nonlinear_inputs(*, gradient: str = "auto", **given: Any) -> dict[str, Any]:
+    return testing.nonlinear_scan_inputs(**given) | {"gradient": gradient}
+
+
 # makers of inputs, and the sizes of the axes that may be empty
 OPERATORS: dict[str, tuple[Maker, Sizes]] = {
     "scan": (testing.scan_inputs, CHANNELS),
@@ -53,7 +57,7 @@ OPERATORS: dict[str, tuple[Maker, Sizes]] = {
     "diagonal_ssm": (functools.partial(testing.diagonal_ssm_inputs, states=4), CHANNELS),
     "dense_ssm": (functools.partial(testing.dense_ssm_inputs, states=4), CHANNELS | {"outputs": 3}),
     "dplr_ssm": (functools.partial(testing.dplr_ssm_inputs, states=4, rank=1), CHANNELS),
-    "nonlinear_scan": (testing.nonlinear_scan_inputs, CHANNELS),
+    "nonlinear_scan": (nonlinear_inputs, CHANNELS),
     "gate_loop_attention": (functools.partial(gated_inputs, log_decay="bth", phase="bth"), HEADS),
     "softmax_attention": (attention_inputs, HEADS),
     "laplace_attention": (attention_inputs, HEADS),
@@ -62,7 +66,7 @@ OPERATORS: dict[str, tuple[Maker, Sizes]] = {
 ONE_CHANNEL = {"d_key": 1, "d_value": 1}
 OTHERS: dict[str, list[dict[str, Any]]] = {
     name: [ONE_CHANNEL, ONE_CHANNEL | {"complex_qk": True}] for name in ("gate_loop", "normalized_gate_loop")
-}
+} | {"nonlinear_scan": [{"gradient": "adjoint"}]}
 TABLES = {name: getattr(ops, name).operator for name in OPERATORS}
 
 

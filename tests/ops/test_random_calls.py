@@ -177,7 +177,8 @@ def short_conv_call(draw: Draw) -> Call:
 def nonlinear_scan_call(draw: Draw) -> Call:
     shape = draw(FEW), draw(TIMES), draw(FEW)
     inputs = nonlinear_scan_inputs(*shape, pairs=draw(st.booleans()), dtype=draw(REAL), seed=draw(SEEDS))
-    return inputs, {"cell": inputs.pop("cell")}
+    gradient = draw(st.sampled_from(["auto", "adjoint", "autograd"]))
+    return inputs, {"cell": inputs.pop("cell"), "gradient": gradient}
 
 
 CALLS: dict[str, Callable[[Draw], Call]] = {

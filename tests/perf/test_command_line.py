@@ -121,7 +121,8 @@ def test_what_the_user_got_wrong_is_told_in_one_line(arguments, told, capsys, tm
 def test_what_is_no_command_gets_the_list_of_them(words, capsys):
     assert main(words) == 2
     assert (
-        "usage: python -m perf {ops,matrix,steps,loops,loss,models,training,decoding,segments,tasks} ..."
+        "usage: python -m perf "
+        "{ops,matrix,steps,loops,nonlinear,loss,models,training,decoding,segments,tasks} ..."
         in capsys.readouterr().err
     )
 

@@ -295,7 +295,7 @@ def forward_op(
     op = _registered(name, arguments, (inputs,), returned, memory, filled, lead, batch is not None)
 
     def run(given: In, keep: bool = False) -> Out:
-        return outputs(*op(*given, keep)) if _needs_dispatcher(given) else filled(given, keep)
+        return outputs(*op(*given, keep)) if needs_dispatcher(given) else filled(given, keep)
 
     return run
 
@@ -357,7 +357,7 @@ def kernel_op(
 
     def backward(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
         flat = *given, *kept, *d
-        found = op(*flat, list(needs)) if _needs_dispatcher(flat) else filled(given, kept, d, needs)
+        found = op(*flat, list(needs)) if needs_dispatcher(flat) else filled(given, kept, d, needs)
         of_inputs = dict(zip(names, found, strict=True))
         return [of_inputs.get(name) for name in hints]
 
@@ -449,7 +449,7 @@ def _registered(
     return call
 
 
-def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
+def needs_dispatcher(inputs: Sequence[Any]) -> bool:
     """Return whether a call needs torch's dispatcher: for a compiler, a mode, a transform or a subclass.
 
     Other calls run the kernel directly, because the dispatcher takes as long as a small kernel.

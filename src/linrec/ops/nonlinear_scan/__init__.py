@@ -2,16 +2,22 @@
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.compiler import disable, is_compiling
 
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.checks import check_dtype, check_supported, name_of
+from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import REAL, accumulation
+from linrec.ops.nonlinear_scan.adjoint import adjoint, pays, takes
 from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.newton import newton
 from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, recurrent
 from linrec.rules import at_least, choice, positive, require
+
+# steps of a loop that torch.compile unrolls
+UNROLLED = 32
 
 __all__ = ["OPERATOR", "Convergence", "ConvergenceError", "nonlinear_scan"]
 
@@ -41,6 +47,7 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
     positive(damping=given.damping)
     at_least(1, max_iterations=given.max_iterations, or_none=True)
     choice(("error", "recurrent"), otherwise=given.otherwise)
+    choice(("auto", "adjoint", "autograd"), gradient=given.gradient)
     return given
 
 
@@ -56,7 +63,15 @@ def _state(given: NonlinearScan) -> Space:
 
 def _newton(mode: str, about: str) -> Backend:
     # whether the iterations converge depends on values, so "auto" is the loop
-    return Backend(mode, "torch", newton(mode), about, auto=never)
+    return Backend(
+        mode,
+        "torch",
+        newton(mode),
+        about,
+        accepts=lambda given: given.gradient == "auto",
+        requires="`gradient` 'auto'",
+        auto=never,
+    )
 
 
 OPERATOR = Operator(
@@ -68,7 +83,25 @@ OPERATOR = Operator(
     "(b, .., n)",
     _state,
     (
-        Backend("recurrent", "torch", recurrent, "a loop over time"),
+        Backend(
+            "recurrent",
+            "torch",
+            adjoint,
+            "a loop over time, whose gradient is a loop backwards in time; captured on CUDA",
+            kernel="adjoint",
+            accepts=takes,
+            requires="`gradient` 'auto' or 'adjoint', and cells that can be repeated",
+            auto=pays,
+        ),
+        Backend(
+            "recurrent",
+            "torch",
+            recurrent,
+            "a loop over time, with gradients by autograd",
+            kernel="autograd",
+            accepts=lambda given: given.gradient != "adjoint",
+            requires="`gradient` 'auto' or 'autograd'",
+        ),
         _newton("newton", "Newton's method with whole Jacobians over the last axis of the state (DEER)"),
         _newton("quasi_newton", "Newton's method with diagonals (quasi-DEER)"),
         _newton("damped", "quasi-Newton, near the last iteration: a Kalman smoother (quasi-ELK)"),
@@ -78,6 +111,12 @@ OPERATOR = Operator(
     ),
 )
 PAIRS = OPERATOR.pairs
+
+
+def _is_long(x: Tensor, mode: str) -> bool:
+    """Return whether a compiler would unroll a long loop."""
+    looped = mode in ("auto", "recurrent") and is_compiling() and not exporting()
+    return looped and x.ndim > 1 and x.shape[1] > UNROLLED
 
 
 @documented(OPERATOR)
@@ -95,6 +134,7 @@ def nonlinear_scan(
     damping: float = 0.1,
     otherwise: str = "error",
     convergence: Convergence | None = None,
+    gradient: str = "auto",
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t *n"], Float[Tensor, "b *n"]]:
@@ -113,14 +153,22 @@ def nonlinear_scan(
     Jacobians (2, 2). A Jacobian costs n evaluations of the cell in memory and time, so keep n small in
     "newton".
 
-    The modes of Newton's method have no forward-mode derivatives, no `vmap` and no `torch.export`. A call
-    under `torch.compile` runs `max_iterations` iterations. Rows that do not converge are NaN, and
-    `convergence` has the residual.
+    The loop has two kernels. With "autograd", autograd records every step. With "adjoint", the states alone
+    are saved, the backward pass is a loop too, which repeats the cell, and the gradients of the parameters
+    are one product. On CUDA, eager calls of many steps capture a few steps as a CUDA graph and replay them,
+    so a step costs its kernels and not Python. The CPU takes as long or longer with "adjoint".
+
+    `torch.compile` unrolls loops of up to 32 steps. A longer loop is a graph break: it runs as in eager mode,
+    with a compiled step in "adjoint", and `fullgraph=True` refuses it.
+
+    The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives, no `vmap` and no
+    `torch.export`. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
+    that do not converge are NaN, and `convergence` has the residual.
 
     Args:
         cell: function of h (b, .., n), x_t (b, ..) and the parameters, which returns the next h. It must be
-            differentiable and have no other tensors that need a gradient. Newton's method calls it with
-            b times t rows.
+            differentiable. For Newton's method and the gradient "adjoint", it must have no other tensors that
+            need a gradient and draw no random numbers, because it is repeated and called with b times t rows.
         x: inputs (b, t, ..) in float32, float64, bfloat16 or float16; the cell gets the accumulation dtype.
         parameters: tensors that all steps share, or one tensor.
         state: h_0 (b, .., n); None means zeros in the shape of x_t.
@@ -136,6 +184,8 @@ def nonlinear_scan(
         damping: weight of the distance to the last iteration in "damped".
         otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
         convergence: takes the number of iterations and the residual of the call.
+        gradient: of the loop: "adjoint", "autograd", or "auto". "auto" is "adjoint" on CUDA for more than 8
+            steps, and "autograd" on the CPU, under transforms, and for cells that cannot be repeated.
         mode: "auto", "recurrent", "newton", "quasi_newton" or "damped".
         backend: "auto", "torch" or "reference".
 
@@ -174,5 +224,10 @@ def nonlinear_scan(
         damping,
         otherwise,
         convergence,
+        gradient,
+        False,
     )
+    if _is_long(x, mode):
+        # the decorator imports the compiler, which takes seconds
+        return disable(OPERATOR.__call__)(given._replace(fused=True), mode, backend)
     return OPERATOR(given, mode, backend)

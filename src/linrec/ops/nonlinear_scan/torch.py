@@ -33,6 +33,8 @@ class NonlinearScan(NamedTuple):
         damping: lambda of the mode "damped".
         otherwise: "error" or "recurrent", where the iterations do not converge.
         convergence: takes the residual and the number of iterations; or None.
+        gradient: of the mode "recurrent": "adjoint", "autograd", or "auto".
+        fused: whether the adjoint loop compiles its steps.
     """
 
     cell: Cell
@@ -47,6 +49,8 @@ class NonlinearScan(NamedTuple):
     damping: float
     otherwise: str
     convergence: Convergence | None
+    gradient: str
+    fused: bool
 
 
 def recurrent(given: NonlinearScan) -> Values:
