@@ -57,8 +57,9 @@ class CompressiveTransformer(SegmentMixer):
 
     Of T + M + C vectors, the C compressed ones reach r C steps back. In training, a backward pass through the
     output adds the gradient of `loss_weight` times the loss above to the gradient of f, once for each whole
-    segment, in any training loop. The gradient is not divided by the steps of accumulation or multiplied by a
-    loss scale. With the paper's `detach="segment"`, no other gradient reaches f.
+    segment. `linrec train` divides that gradient by the number of micro-batches; in another loop,
+    `linrec.nn.added_loss.weighing_losses` does. A loss scale does not multiply it. With the paper's
+    `detach="segment"`, no other gradient reaches f.
 
     A vector of r steps of which some come before a reset is made of the other steps, with zeros in the place
     of these.
