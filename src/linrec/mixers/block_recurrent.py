@@ -219,7 +219,7 @@ class BlockRecurrent(SegmentMixer):
         if self.sliding:
             visible = visible.triu(keys.shape[1] - time - W + 1)
         if self.bias is not None:
-            bias = self.bias(time, keys.shape[1]).to(Q.dtype).expand(len(E), -1, -1, -1)
+            bias = self.bias(time, keys.shape[1]).to(Q.dtype)
         dropout = self.dropout if self.training else 0.0
         attended = self._attention(0, Q, keys, values, visible, bias, dropout=dropout)
 
