@@ -6,6 +6,7 @@ import torch
 from linrec import mixers
 from linrec.mixers.block_recurrent import BlockRecurrent
 from linrec.testing import assert_agree
+from linrec.trees import map_tree
 
 
 def build(**arguments):
@@ -151,3 +152,39 @@ def test_heads_of_keys_and_values_are_shared_by_neighbouring_queries():
     all_heads.load_state_dict(weights)
     x = torch.randn(2, 11, 6, dtype=torch.float64)
     assert_agree(few(x)[0], all_heads(x)[0])
+
+
+def calls_of(mixer, layer, run):
+    """Return how often a layer is called."""
+    count = []
+    handle = getattr(mixer, layer).register_forward_hook(lambda *given: count.append(1))
+    run()
+    handle.remove()
+    return len(count)
+
+
+@pytest.mark.parametrize("layer", ["k_s", "v_s"])
+def test_a_block_takes_keys_and_values_of_its_states_once(layer):
+    mixer, x = build(), torch.randn(2, 12, 6, dtype=torch.float64)
+    assert calls_of(mixer, layer, lambda: mixer(x)) == 3
+
+    def stream():
+        state = None
+        for n in range(12):
+            _, state = mixer(x[:, n : n + 1], state)
+
+    with torch.no_grad():
+        assert calls_of(mixer, layer, stream) == 3
+
+
+def test_keys_of_states_train_their_projection_after_a_call_without_gradients():
+    mixer, x = build(), torch.randn(2, 7, 6, dtype=torch.float64)
+
+    def gradient(context):
+        with context:
+            _, state = mixer(x[:, :6])
+        return torch.autograd.grad(
+            mixer(x[:, 6:], map_tree(torch.Tensor.detach, state))[0].sum(), mixer.k_s.weight
+        )
+
+    assert_agree(gradient(torch.no_grad()), gradient(torch.enable_grad()))

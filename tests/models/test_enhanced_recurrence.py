@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
+from linrec.nn.past_steps import PastSteps
 from linrec.testing import assert_agree, generator
 
 LENGTH = 4
@@ -37,7 +38,7 @@ def by_layers(model: LanguageModel, x: Tensor) -> Tensor:
             state = block.mixer.init_state(len(x))
             memory = state.memory
             for earlier in before:
-                memory = memory.then(earlier, torch.ones(earlier.shape[:2], dtype=torch.bool))
+                memory = memory.then(PastSteps.of(earlier, torch.ones(earlier.shape[:2], dtype=torch.bool)))
             h, _ = block(h, state._replace(memory=memory))
             before.append(h.detach())
         outputs.append(h)

@@ -63,6 +63,40 @@ def test_accumulation_equals_the_large_batch(accumulate: int, tiny: Callable[...
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mixer", ["compressive_transformer", "nn_rnn"])
+def test_losses_that_layers_add_are_of_the_large_batch_too(
+    mixer: str, tiny: Callable[..., TrainConfig]
+) -> None:
+    arguments = {
+        "compressive_transformer": {"segment_length": 4, "compression_rate": 2},
+        "nn_rnn": {"delta": 1.0},
+    }
+    inputs, targets = batch()
+
+    def gradients(accumulate: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        sizes = {"vocab_size": MODEL_OF_TASK.vocab_size, "d_model": 8, "n_layers": 1}
+        model = LanguageModel(ModelConfig(**sizes, mixer=mixer, mixer_args=arguments[mixer])).train()
+        if mixer == "nn_rnn":
+            # the loss is zero, and so is its gradient, at the initial values
+            nn.init.constant_(model.mixers[0].alpha, 0.5)
+        fabric = make_fabric(tiny().loop)
+        train_step(
+            inputs,
+            targets,
+            None,
+            fabric=fabric,
+            objective=fabric.setup_module(Objective(model)),
+            optimizers=[],
+            window=torch.zeros(4),
+            accumulate=accumulate,
+        )
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    for one, other in zip(gradients(4), gradients(1), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_window_holds_loss_accuracy_and_the_norm_before_clipping(
     tiny: Callable[..., TrainConfig],
 ) -> None:

@@ -56,6 +56,8 @@ class RecurrentStates(NamedTuple):
         k: keys of the last block (b, W, h, d_head).
         v: values of the last block (b, W, h, d_head).
         alive: which steps of the last block are of the row's current sequence (b, W).
+        k_s: keys of the state vectors (b, N, h, d_head); of no vectors before the first step of a block.
+        v_s: values of the state vectors, likewise.
     """
 
     S: Float[Tensor, "b N d_model"]
@@ -63,6 +65,8 @@ class RecurrentStates(NamedTuple):
     k: Float[Tensor, "b W h d"]
     v: Float[Tensor, "b W h d"]
     alive: Bool[Tensor, "b W"]
+    k_s: Float[Tensor, "b N h d"]
+    v_s: Float[Tensor, "b N h d"]
 
 
 class BlockRecurrent(SegmentMixer):
@@ -194,6 +198,13 @@ class BlockRecurrent(SegmentMixer):
         heads, state = self.by_segments(x, state, reset)
         return self.out(heads), state
 
+    def prepare(self, memory: RecurrentStates) -> RecurrentStates:
+        """Return the memory with K_s and V_s; a call with gradients computes them again."""
+        if memory.k_s.shape[1] and not torch.is_grad_enabled():
+            return memory
+        k_s, v_s = self._of_states(self._states(memory))
+        return memory._replace(k_s=k_s, v_s=v_s)
+
     def read(
         self, E: Tensor, memory: RecurrentStates, segment: tuple[Tensor, Tensor], sight: Sight
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -208,16 +219,16 @@ class BlockRecurrent(SegmentMixer):
         if self.sliding:
             visible = visible.triu(keys.shape[1] - time - W + 1)
         if self.bias is not None:
-            bias = self.bias(time, keys.shape[1]).to(Q.dtype).expand(len(E), -1, -1, -1)
+            bias = self.bias(time, keys.shape[1]).to(Q.dtype)
         dropout = self.dropout if self.training else 0.0
         attended = self._attention(0, Q, keys, values, visible, bias, dropout=dropout)
 
-        S, shown = self._states(memory), None
+        K_s, V_s, shown = memory.k_s.to(Q.dtype), memory.v_s.to(Q.dtype), None
         if sight.memory is not None:
             # a step after a reset sees the learned states, and other steps see S
-            S = torch.cat([S, self.S_0.to(S.dtype).expand(len(S), -1, -1)], 1)
+            first = self._of_states(self.S_0.to(memory.S.dtype))
+            K_s, V_s = (torch.cat([x, y.expand_as(x)], 1) for x, y in zip((K_s, V_s), first, strict=True))
             shown = torch.stack([sight.memory, ~sight.memory], -1).repeat_interleave(self.n_states, -1)
-        K_s, V_s = (self._heads(linear, self._embedded(S)) for linear in (self.k_s, self.v_s))
         crossed = self._attention(1, Q_cross, K_s, V_s, shown)
         return torch.cat([attended, crossed], 2).flatten(-2), (K, V)
 
@@ -226,10 +237,8 @@ class BlockRecurrent(SegmentMixer):
     ) -> RecurrentStates:
         """Return the next states, and the block's keys and values."""
         S, (K, V) = self._states(memory), segment
-        embedded = self._embedded(S)
-        Q, Q_cross = self._heads(self.q_s, embedded).chunk(2, 2)
-        K_s, V_s = (self._heads(linear, embedded) for linear in (self.k_s, self.v_s))
-        attended = self._attention(2, Q, K_s, V_s, None)
+        Q, Q_cross = self._heads(self.q_s, self._embedded(S)).chunk(2, 2)
+        attended = self._attention(2, Q, memory.k_s.to(Q.dtype), memory.v_s.to(Q.dtype), None)
         keys, values, visible = K, V, alive
         if self.write_from == "window":
             keys, values = torch.cat([memory.k.to(K.dtype), K], 1), torch.cat([memory.v.to(V.dtype), V], 1)
@@ -242,13 +251,14 @@ class BlockRecurrent(SegmentMixer):
             h = self.hidden_norm(S)
         if self.hidden is not None and self.hidden_gate is not None:
             S = self.hidden_gate(S, functional.relu(self.hidden(h)))
-        return RecurrentStates(S, torch.ones_like(memory.started), K, V, alive)
+        none = K.new_zeros(len(K), 0, *K.shape[2:])
+        return RecurrentStates(S, torch.ones_like(memory.started), K, V, alive, none, none)
 
     @property
     def state_size(self) -> int:
         """Elements of the memory and of an unfinished block of `segment_length` - 1 steps, its longest."""
-        per_step = 2 * self.kv_heads * self.d_head + 1
-        return self.n_states * self.d_model + 2 + per_step * (2 * self.segment_length - 1)
+        kv = 2 * self.kv_heads * self.d_head
+        return self.n_states * (self.d_model + kv) + 2 + (kv + 1) * (2 * self.segment_length - 1)
 
     def start(
         self, batch: int, device: torch.device | str | None
@@ -258,7 +268,8 @@ class BlockRecurrent(SegmentMixer):
         steps, sizes = (batch, self.segment_length), (self.kv_heads, self.d_head)
         k = torch.zeros(*steps, *sizes, **output_kwargs(self.k_e, device))
         off = torch.zeros(steps, dtype=torch.bool, device=S.device)
-        return RecurrentStates(S, off.new_zeros(batch), k, k.clone(), off), (k[:, :0], k[:, :0])
+        none = k.new_zeros(batch, 0, *sizes)
+        return RecurrentStates(S, off.new_zeros(batch), k, k.clone(), off, none, none), (none, none)
 
     def _states(self, memory: RecurrentStates) -> Tensor:
         """Return S, or S_0 where no block has been written."""
@@ -266,9 +277,12 @@ class BlockRecurrent(SegmentMixer):
 
     def _embedded(self, S: Tensor) -> Tensor:
         """Return norm(S) + P, in the dtype of the weights."""
-        return (self.state_norm(S) + self.P.to(S.dtype).repeat(S.shape[1] // self.n_states, 1)).to(
-            self.k_s.weight.dtype
-        )
+        return (self.state_norm(S) + self.P.to(S.dtype)).to(self.k_s.weight.dtype)
+
+    def _of_states(self, S: Tensor) -> tuple[Tensor, Tensor]:
+        """Return K_s and V_s."""
+        embedded = self._embedded(S)
+        return self._heads(self.k_s, embedded), self._heads(self.v_s, embedded)
 
     def _heads(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """Return queries, keys or values (b, n, heads, d_head)."""

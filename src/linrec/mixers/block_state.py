@@ -248,7 +248,7 @@ class BlockState(Mixer):
             kv = torch.cat([memory.kv.to(x.dtype), kv], 1)
             visible = sight.of(memory.alive, time).triu(kv.shape[1] - time - self.segment_length + 1)
         if self.bias is not None:
-            bias = self.bias(time, kv.shape[1]).to(x.dtype).expand(len(x), -1, -1, -1)
+            bias = self.bias(time, kv.shape[1]).to(x.dtype)
         attended = visible_attention(Q, kv[:, :, 0], kv[:, :, 1], visible, bias, dropout=dropout)
         kv, visible = block[:, :, 2:], sight.steps
         if self.C_0 is not None:

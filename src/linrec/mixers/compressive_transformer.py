@@ -23,8 +23,8 @@ from linrec.nn.added_loss import with_loss
 from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import State
-from linrec.nn.past_steps import PastSteps
-from linrec.nn.projections import draw, projected
+from linrec.nn.past_steps import PastSteps, all_keys_and_values, keys_and_values
+from linrec.nn.projections import draw
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.nn.visible_attention import visible_attention
@@ -57,8 +57,9 @@ class CompressiveTransformer(SegmentMixer):
 
     Of T + M + C vectors, the C compressed ones reach r C steps back. In training, a backward pass through the
     output adds the gradient of `loss_weight` times the loss above to the gradient of f, once for each whole
-    segment, in any training loop. The gradient is not divided by the steps of accumulation or multiplied by a
-    loss scale. With the paper's `detach="segment"`, no other gradient reaches f.
+    segment. `linrec train` divides that gradient by the number of micro-batches; in another loop,
+    `linrec.nn.added_loss.weighing_losses` does. A loss scale does not multiply it. With the paper's
+    `detach="segment"`, no other gradient reaches f.
 
     A vector of r steps of which some come before a reset is made of the other steps, with zeros in the place
     of these.
@@ -153,17 +154,25 @@ class CompressiveTransformer(SegmentMixer):
         draw(self, nn.init.normal_, std=init_std)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return o, and a `SegmentState` of `Memories` and the inputs of the unfinished segment."""
+        """Return o, and a `SegmentState` of `Memories`, and h_s and its `keys_and_values`."""
         a, state = self.by_segments(x, state, reset)
         return self.out(a), state
 
-    def read(self, x: Tensor, memory: Memories, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Return a and h_s up to the new steps. At the end of a segment, a has the gradient of the loss."""
-        h = torch.cat([segment, x.to(segment.dtype)], 1)
-        recent, compressed = memory
-        joined = torch.cat([compressed.h, recent.h, h], 1)
-        q = self.q(x).unflatten(-1, (self.n_heads, -1))
-        k, v = (y.unflatten(-1, (self.n_heads, -1)) for y in projected(joined, self.k, self.v))
+    def prepare(self, memory: Memories) -> Memories:
+        """Return m_s and c_s with their keys and values, if no gradients are recorded."""
+        return Memories(*(steps.keyed(self.k, self.v) for steps in memory))
+
+    def read(
+        self, x: Tensor, memory: Memories, segment: tuple[Tensor, Tensor], sight: Sight
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return a, with the gradient of the loss at the end of a segment, and h_s up to the new steps."""
+        h = torch.cat([segment[0], x.to(segment[0].dtype)], 1)
+        steps, (recent, compressed) = (h, keys_and_values(h, segment[1], self.k, self.v)), memory
+        parts = [(compressed.h, compressed.kv), (recent.h, recent.kv), steps]
+        q, k, v = (
+            y.unflatten(-1, (self.n_heads, -1))
+            for y in (self.q(x), *all_keys_and_values(parts, self.k, self.v))
+        )
         visible = sight.of(torch.cat([compressed.alive, recent.alive], 1), x.shape[1])
         dropout = self.dropout if self.training else 0.0
         a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout).flatten(-2)
@@ -173,18 +182,20 @@ class CompressiveTransformer(SegmentMixer):
             alive = visible[:, -1, -self.segment_length :]
             if sight.memory is not None:
                 recent = recent._replace(alive=recent.alive & sight.memory[:, -1:])
-            old, _ = recent.evicting(h, alive)
+            old, _ = recent.evicting(PastSteps.of(h, alive))
             a = with_loss(a, self.loss_weight * self.reconstruction_loss(h, old, alive))
-        return a, h
+        return a, steps
 
-    def write(self, memory: Memories, segment: Tensor, alive: Tensor) -> Memories:
+    def write(self, memory: Memories, segment: tuple[Tensor, Tensor], alive: Tensor) -> Memories:
         """Return m_{s+1} and c_{s+1}."""
-        old, recent = memory.recent.evicting(segment, alive)
+        h, kv = segment
+        old, recent = memory.recent.evicting(PastSteps(h, alive, kv))
         if self.compression == "most_used":
-            most = self.most_used(old, self.usage(memory, segment, alive))
-            return Memories(recent, memory.compressed.then(*most))
-        kept = old.alive.unflatten(1, (-1, self.rate)).any(-1)
-        return Memories(recent, memory.compressed.then(self.compressed(old.h), kept))
+            c = self.most_used(old, self.usage(memory, h, alive))
+        else:
+            kept = old.alive.unflatten(1, (-1, self.rate)).any(-1)
+            c = PastSteps.of(self.compressed(old.h), kept).keyed(self.k, self.v)
+        return Memories(recent, memory.compressed.then(c))
 
     def compressed(self, old: Float[Tensor, "b t d"]) -> Float[Tensor, "b n d"]:
         """Return f(old): a vector for each r steps, unless f is "most_used"."""
@@ -200,8 +211,8 @@ class CompressiveTransformer(SegmentMixer):
         # steps from before a reset come last
         usage = usage.masked_fill(~old.alive, -1)
         place = usage.topk(usage.shape[1] // self.rate, 1).indices.sort(1).values
-        h = old.h.gather(1, place[..., None].expand(-1, -1, self.d_model))
-        return PastSteps(h, old.alive.gather(1, place))
+        rows = torch.arange(len(place), device=place.device)[:, None]
+        return PastSteps(*(part[rows, place] for part in old))
 
     def usage(
         self, memory: Memories, h: Float[Tensor, "b t d"], alive: Bool[Tensor, "b t"]
@@ -255,13 +266,16 @@ class CompressiveTransformer(SegmentMixer):
 
     @property
     def state_size(self) -> int:
-        """Elements of the memories and of an unfinished segment of `segment_length` - 1 steps."""
+        """Elements of the memories and of an unfinished segment of `segment_length` - 1 steps.
+
+        Keys and values, which the state holds in inference, are not counted.
+        """
         vectors = self.memory_length + self.compressed_length + self.segment_length - 1
         return (self.d_model + 1) * vectors + 1
 
-    def start(self, batch: int, device: torch.device | str | None) -> tuple[Memories, Tensor]:
+    def start(self, batch: int, device: torch.device | str | None) -> tuple[Memories, tuple[Tensor, Tensor]]:
         """Return empty memories, in the dtype of the weights, and no inputs."""
         like = {"dtype": self.q.weight.dtype, "device": self.q.weight.device if device is None else device}
         lengths = self.memory_length, self.compressed_length
         memory = Memories(*(PastSteps.empty(batch, length, self.d_model, **like) for length in lengths))
-        return memory, memory.recent.h[:, :0]
+        return memory, (memory.recent.h[:, :0], memory.recent.kv[:, :0])

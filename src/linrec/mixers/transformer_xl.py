@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import State
-from linrec.nn.past_steps import PastSteps
-from linrec.nn.projections import draw, projected
+from linrec.nn.past_steps import PastSteps, all_keys_and_values, keys_and_values
+from linrec.nn.projections import draw
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.segments import Detach, Sight, check_detach
 from linrec.ops.attention import check_options
@@ -37,9 +37,10 @@ class TransformerXL(SegmentMixer):
     """a = Masked-Softmax(A / sqrt(d_head)) [SG(m) | h] W_v: steps see their segment and a memory before it.
 
     The memory of a layer holds the layer's inputs of the last M steps before the segment, without gradients.
-    Each call computes the keys and values of the memory again, so that W_k and W_v get gradients from the
-    memory too. A step of a stream therefore costs as much as a segment. A step sees up to M + T - 1 earlier
-    steps, and L layers reach L M steps back.
+    A call with gradients computes the keys and values of the memory again, so that W_k and W_v get gradients
+    from the memory too. Without gradients the state holds keys and values too, 2 `n_heads` `d_head` elements
+    a step, and a call computes those of its own steps alone; so it must be given weights that the state is
+    of. A step sees up to M + T - 1 earlier steps, and L layers reach L M steps back.
 
     | model of the paper | arguments |
     |---|---|
@@ -82,7 +83,7 @@ class TransformerXL(SegmentMixer):
     Example:
         >>> mixer = TransformerXL(64, n_heads=4, segment_length=8)
         >>> y, state = mixer(torch.zeros(2, 20, 64))
-        >>> y.shape, state.memory.h.shape, state.segment.shape
+        >>> y.shape, state.memory.h.shape, state.segment[0].shape
         (torch.Size([2, 20, 64]), torch.Size([2, 8, 64]), torch.Size([2, 4, 64]))
     """
 
@@ -132,31 +133,40 @@ class TransformerXL(SegmentMixer):
         draw(self, nn.init.normal_, std=init_std)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return o, and a `SegmentState` of `PastSteps` and the inputs of the unfinished segment."""
+        """Return o, and a `SegmentState` of `PastSteps`, and h_s and its `keys_and_values`."""
         a, state = self.by_segments(x, state, reset)
         return self.out(a), state
 
-    def read(self, x: Tensor, memory: PastSteps, segment: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Return a and h_s up to the new steps."""
-        h = torch.cat([segment, x.to(segment.dtype)], 1)
-        joined = torch.cat([memory.h, h], 1)
-        heads = self.n_heads, self.d_head
-        q = self.q(x).unflatten(-1, heads)
-        k, v = (y.unflatten(-1, heads) for y in projected(joined, self.k, self.v))
+    def prepare(self, memory: PastSteps) -> PastSteps:
+        """Return m_s with its keys and values, if no gradients are recorded."""
+        return memory.keyed(self.k, self.v)
+
+    def read(
+        self, x: Tensor, memory: PastSteps, segment: tuple[Tensor, Tensor], sight: Sight
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return a, and h_s up to the new steps with its `keys_and_values`."""
+        h = torch.cat([segment[0], x.to(segment[0].dtype)], 1)
+        steps = h, keys_and_values(h, segment[1], self.k, self.v)
+        joined = all_keys_and_values([(memory.h, memory.kv), steps], self.k, self.v)
+        q, k, v = (y.unflatten(-1, (self.n_heads, self.d_head)) for y in (self.q(x), *joined))
         visible = sight.of(memory.alive, x.shape[1])
         if self.same_length:
-            visible = visible.triu(joined.shape[1] - x.shape[1] - self.memory_length + 1)
+            visible = visible.triu(k.shape[1] - x.shape[1] - self.memory_length + 1)
         dropout = self.dropout if self.training else 0.0
         a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout)
-        return a.flatten(-2), h
+        return a.flatten(-2), steps
 
-    def write(self, memory: PastSteps, segment: Tensor, alive: Tensor) -> PastSteps:
+    def write(self, memory: PastSteps, segment: tuple[Tensor, Tensor], alive: Tensor) -> PastSteps:
         """Return m_{s+1}."""
-        return memory.then(segment, alive)
+        h, kv = segment
+        return memory.then(PastSteps(h, alive, kv))
 
     @property
     def state_size(self) -> int:
-        """Elements of the memory and of an unfinished segment of `segment_length` - 1 steps, its longest."""
+        """Elements of the memory and of an unfinished segment of `segment_length` - 1 steps, its longest.
+
+        Keys and values, which the state holds in inference, are not counted.
+        """
         per_step = self.d_model + 1
         return per_step * (self.memory_length + self.segment_length - 1) + 1
 
@@ -167,8 +177,8 @@ class TransformerXL(SegmentMixer):
             if not layer.untie_biases:
                 layer.biases = layers[0].biases
 
-    def start(self, batch: int, device: torch.device | str | None) -> tuple[PastSteps, Tensor]:
+    def start(self, batch: int, device: torch.device | str | None) -> tuple[PastSteps, tuple[Tensor, Tensor]]:
         """Return an empty memory, in the dtype of the weights, and no inputs."""
         like = {"dtype": self.q.weight.dtype, "device": self.q.weight.device if device is None else device}
         memory = PastSteps.empty(batch, self.memory_length, self.d_model, **like)
-        return memory, memory.h[:, :0]
+        return memory, (memory.h[:, :0], memory.kv[:, :0])

@@ -98,7 +98,7 @@ class EnhancedRecurrence(StackMemory):
         states = []
         for block, memory, h in zip(state.memory, written, above, strict=True):
             h = torch.cat([memory.h[:, : self.memory_length - steps], h[:, -steps:]], 1)
-            states.append(_with_memory(block, memory._replace(h=h)))
+            states.append(_with_memory(block, PastSteps.of(h, memory.alive)))
         return tuple(states), torch.zeros_like(state.segment[:, :0])
 
     def start(self, batch: int, position: int, stack: Stack) -> tuple[States, Tensor]:

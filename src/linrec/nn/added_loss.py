@@ -1,19 +1,24 @@
 """A loss whose gradient joins the backward pass of another loss."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["with_loss"]
+__all__ = ["weighing_losses", "with_loss"]
+
+# one entry, except within `weighing_losses`
+_WEIGHTS = [1.0]
 
 
 def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tensor, "*shape"]:
     """Return y; a backward pass through y adds the gradient of `loss`, whatever the gradient of y is.
 
     So a layer trains with a loss of its own, in a model and a training loop that do not know of it. The
-    gradient is not scaled as the model's loss may be, by a loss scale or by steps of accumulation.
+    gradient is not multiplied by a loss scale. `weighing_losses` divides it by the steps of accumulation.
 
     Args:
         y: an output of the layer, that the model's loss depends on.
@@ -26,8 +31,34 @@ def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tens
         >>> w.grad
         tensor(5.)
     """
-    joined: Tensor = _WithLoss.apply(y, loss)
+    joined: Tensor = _WithLoss.apply(y, _WEIGHTS[-1] * loss)
     return joined
+
+
+@contextmanager
+def weighing_losses(weight: float) -> Iterator[None]:
+    """Multiply losses that are added within by `weight`: 1 / n for each of n micro-batches.
+
+    The gradients of n micro-batches then add up to the gradient of the batch, for a loss that is a mean over
+    as many steps in each. Backward passes belong within too, because checkpoints run layers again.
+
+    Args:
+        weight: the factor, which replaces the factor of a context around this one.
+
+    Example:
+        >>> w = torch.ones((), requires_grad=True)
+        >>> with weighing_losses(1 / 2):
+        ...     for _ in range(2):
+        ...         with_loss(torch.ones(3, requires_grad=True), 5 * w).sum().backward()
+        >>> w.grad
+        tensor(5.)
+    """
+    # not a context variable: checkpoints run layers again in threads of autograd
+    _WEIGHTS.append(weight)
+    try:
+        yield
+    finally:
+        _WEIGHTS.pop()
 
 
 class _WithLoss(torch.autograd.Function):

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
-from linrec.nn.visible_attention import visible_attention
+from linrec.nn.visible_attention import fitting, padded, visible_attention
 
 __all__ = ["DistanceScores", "QueryBiases", "distance_attention", "sinusoids"]
 
@@ -55,18 +55,30 @@ class DistanceScores(nn.Module):
         self.d_head, self.clamp = d_head, clamp
         self.r = nn.Linear(d_model, n_heads * d_head, bias=False)
 
-    def forward(self, q: Float[Tensor, "b t h d"], keys: int) -> Float[Tensor, "b h t keys"]:
+    def forward(self, q: Float[Tensor, "b t h c"], keys: int) -> Float[Tensor, "b h t n"]:
         """Return the scores of queries q + v with a number of keys, whose last t are of the queries' steps.
 
-        Scores with keys after the query are not defined.
+        Scores with keys after the query are not defined. On CUDA, the scores have further columns up to a
+        multiple of 8, which are not defined either.
+
+        Args:
+            q: queries (b, t, h, c), which may have c > d channels; the channels from d on must be zeros.
+            keys: the number of keys.
         """
-        distance = torch.arange(keys - 1, -1, -1, device=q.device)
-        if self.clamp is not None:
-            distance = distance.clamp(max=self.clamp)
-        r = self.r(sinusoids(distance, self.r.in_features, self.r.weight.dtype))
-        r = r.unflatten(-1, (-1, self.d_head)).to(q.dtype)
-        scores = torch.einsum("bthd,shd->bhts", q, r) / math.sqrt(self.d_head)
-        return _shifted(scores)
+        # one distance more than keys, for the shift
+        time, distances = q.shape[1], fitting(keys + 1, q)
+        distance = torch.arange(keys, keys - distances, -1, device=q.device).clamp(min=0, max=self.clamp)
+        R = sinusoids(distance, self.r.in_features, self.r.weight.dtype) / math.sqrt(self.d_head)
+        if time == 1:
+            # for a single query, W_R R of all distances is the larger product
+            W = self.r.weight.unflatten(0, (-1, self.d_head)).to(q.dtype)
+            scores = torch.einsum("bthd,hdc,sc->bhts", q[..., : self.d_head], W, R.to(q.dtype))
+        else:
+            r = padded(self.r(R).unflatten(-1, (-1, self.d_head)).to(q.dtype), q.shape[-1])
+            scores = torch.einsum("bthd,shd->bhts", q, r)
+        # row i moves t - i places to the left: rows of one score less begin behind the first t scores
+        _, shifted = scores.flatten(-2).split([time, time * (distances - 1)], -1)
+        return padded(shifted.unflatten(-1, (time, distances - 1)), fitting(distances - 1, q))
 
 
 def distance_attention(
@@ -98,8 +110,11 @@ def distance_attention(
         >>> distance_attention(q, q, q + 3, visible, DistanceScores(6, 1, 4), biases).detach()[0, 1, 0]
         tensor([3., 3., 3., 3.])
     """
-    scores = distance(q + biases.v.to(q.dtype), k.shape[1])
-    return visible_attention(q + biases.u.to(q.dtype), k, v, visible, scores, dropout=dropout)
+    scale, channels = 1 / math.sqrt(q.shape[-1]), fitting(q.shape[-1], q)
+    # once for both products
+    q, u, bias = (padded(x.to(q.dtype), channels) for x in (q, biases.u, biases.v))
+    scores = distance(q + bias, k.shape[1])
+    return visible_attention(q + u, k, v, visible, scores, scale=scale, dropout=dropout)
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor, "t width"]:
@@ -114,14 +129,3 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor
     frequency = 10_000 ** -(torch.arange(0, width, 2, dtype=wide, device=positions.device) / width)
     angle = positions.to(wide)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], -1)[:, :width].to(dtype)
-
-
-def _shifted(scores: Tensor) -> Tensor:
-    """Return scores (b, h, t, s) whose row i is moved t - 1 - i places to the left.
-
-    The last column is of the distance 0 before, and of the last key after. What enters at the right is of
-    keys after the query.
-    """
-    b, h, t, s = scores.shape
-    padded = torch.cat([scores.new_zeros(b, h, t, 1), scores], -1)
-    return padded.reshape(b, h, s + 1, t)[:, :, 1:].reshape(b, h, t, s)

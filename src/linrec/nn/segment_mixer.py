@@ -17,7 +17,7 @@ class SegmentMixer(Mixer):
     """A mixer whose memory changes at multiples of `segment_length` steps.
 
     A subclass defines `read`, `write` and `start`, and calls `by_segments` in `mix`. See
-    `linrec.nn.segments.by_segments` for resets and for the meaning of the three.
+    `linrec.nn.segments.by_segments` for resets, for the meaning of the three, and for `prepare`.
 
     Attributes:
         segment_length: steps of a segment.
@@ -34,6 +34,10 @@ class SegmentMixer(Mixer):
     @abstractmethod
     def write(self, memory: Tree, segment: Tree, alive: Bool[Tensor, "b t"]) -> Tree:
         """Return the memory after a segment."""
+
+    def prepare(self, memory: Tree) -> Tree:
+        """Return the memory with what both `read` and `write` take from it."""
+        return memory
 
     @abstractmethod
     def start(self, batch: int, device: torch.device | str | None) -> tuple[Tree, Tree]:
@@ -52,6 +56,7 @@ class SegmentMixer(Mixer):
             self.init_state(len(x), device=x.device) if state is None else state,
             length=self.segment_length,
             fresh=None if reset is None else self.start(len(x), x.device)[0],
+            prepare=self.prepare,
             reset=reset,
             detach=self.detach,
         )

@@ -80,6 +80,7 @@ Read: TypeAlias = Callable[[Tensor, Tree, Tree, Sight], tuple[Tensor, Tree]]
 Write: TypeAlias = Callable[[Tree, Tree, Tensor], Tree]
 Piece: TypeAlias = Callable[[Tensor, SegmentState, Tensor | None], tuple[Tensor, SegmentState]]
 Finish: TypeAlias = Callable[[SegmentState], tuple[Tree, Tree]]
+Prepare: TypeAlias = Callable[[Tree], Tree]
 
 
 def check_detach(detach: Detach) -> None:
@@ -125,6 +126,7 @@ def by_segments(
     *,
     length: int,
     fresh: Tree,
+    prepare: Prepare = lambda memory: memory,
     reset: Bool[Tensor, "b t"] | None = None,
     detach: Detach = "segment",
 ) -> tuple[Tensor, SegmentState]:
@@ -150,6 +152,8 @@ def by_segments(
         state: the state that an earlier call returned, or `first_state`.
         length: steps of a segment.
         fresh: the memory of a sequence's start, as `state.memory`.
+        prepare: adds to a memory what both `read` and `write` take from it, once for each piece of a segment
+            without resets. Until the segment ends, the state holds the memory with the addition.
         reset: (b, t) bool; true where a new sequence starts.
         detach: where gradients stop: "never"; "segment", at every boundary; or a number n, at every n-th
             boundary of the stream. With a number, the graph of the segments before stays in memory; detach
@@ -175,7 +179,7 @@ def by_segments(
         >>> y.flatten(), state.memory, state.segment.flatten()
         (tensor([ 0.,  0.,  3.,  3., 10.]), tensor([[10.]]), tensor([5.]))
     """
-    piece, finish = partial(_piece, read, fresh=fresh), partial(_written, write)
+    piece, finish = partial(_piece, read, prepare, fresh=fresh), partial(_written, write)
     return run_segments(name, piece, finish, x, state, length=length, reset=reset, detach=detach)
 
 
@@ -230,17 +234,17 @@ def run_segments(
 
     again = recompute and torch.is_grad_enabled()
     run = partial(checkpoint, advance, use_reentrant=False) if again else advance
-    outputs, begins = [], [0, *range(length - done, time, length)]
+    outputs, last, begins = [], state, [0, *range(length - done, time, length)]
     # without any steps there is a piece of none, whose output has the right width
     for begin, end in zip(begins, [*begins[1:], time], strict=True):
         now = None if reset is None else reset[:, begin:end]
-        y, state = run(x[:, begin:end], state, now)
+        y, last = run(x[:, begin:end], last, now)
         outputs.append(y)
-    return torch.cat(outputs, 1), state
+    return torch.cat(outputs, 1), last if time else state
 
 
 def _piece(
-    read: Read, x: Tensor, state: SegmentState, reset: Tensor | None, fresh: Tree
+    read: Read, prepare: Prepare, x: Tensor, state: SegmentState, reset: Tensor | None, fresh: Tree
 ) -> tuple[Tensor, SegmentState]:
     """Read steps of one segment; `reset` is of these steps."""
     memory, segment, alive, position = state
@@ -249,6 +253,7 @@ def _piece(
     if reset is None:
         alive = functional.pad(alive, (0, time), value=True)
         seen = _causal(steps, time, x.device) & alive[:, None] if steps else None
+        memory = prepare(memory)
         y, segment = read(x, memory, segment, Sight(None, seen))
         return y, SegmentState(memory, segment, alive, position)
     # dead steps have a number of their own
@@ -260,13 +265,16 @@ def _piece(
     isolation = Isolation(functional.pad(document, (1, 0)))
     entered = _floats(lambda part: isolation.enter(entering(part, reset)[:, None], begin=0)[:, 0], memory)
     cached = _floats(lambda part: isolation.enter(part, begin=1), segment)
-    y, segment = read(isolation.enter(x, begin=1 + steps), entered, cached, sight)
+    y, segment = read(isolation.enter(x, begin=1 + steps), prepare(entered), cached, sight)
     y = isolation.leave(y, begin=1 + steps)
     # without new steps the last one may be dead
     alive = (document == document[:, -1:]) & (document >= 0)
     segment = _floats(lambda part: isolation.leave(part, begin=1), segment)
     segment = map_tree(lambda part: part.masked_fill(~beside(alive, part), 0), segment)
-    memory = chosen(reset.any(1), fresh, memory)
+    # a discarded memory must not reach the gradients of what prepares it
+    discarded = reset.any(1)
+    memory = _floats(lambda part: part.masked_fill(beside(discarded, part), 0), memory)
+    memory = chosen(discarded, prepare(fresh), prepare(memory))
     return y, SegmentState(memory, segment, alive, position)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linrec.models import LanguageModel, SequenceClassifier
+from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
 from linrec.train.data import on_device
@@ -138,7 +139,8 @@ def train_step(
     ]
     for place, piece in enumerate(zip(*parts, strict=True), start=1):
         # the processes exchange gradients only after the last micro-batch
-        with fabric.no_backward_sync(objective, enabled=place < accumulate):  # type: ignore[arg-type]
+        waits = fabric.no_backward_sync(objective, enabled=place < accumulate)  # type: ignore[arg-type]
+        with waits, weighing_losses(1 / accumulate):
             outcome = objective(*piece)
             fabric.backward(outcome.loss / n_targets_each)
         loss, correct = loss + outcome.loss.detach(), correct + outcome.correct
