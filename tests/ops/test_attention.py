@@ -517,3 +517,42 @@ def test_errors(changed, error, words):
 def test_errors_of_laplace_attention(changed, error, words):
     with pytest.raises(error, match=words):
         laplace_attention(**{"q": X, "k": X, "v": X} | changed)
+
+
+def ring_of(slots, *, groups=2, dtype=torch.float64):
+    k, v = (torch.zeros(2, slots, groups, d, dtype=dtype) for d in (3, 4))
+    return AttentionCache(k, v, None, None, torch.zeros(2, slots, dtype=torch.bool), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(("window", "slots"), [(None, 9), (4, 4), (1, 1)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_ring_is_written_in_place_and_has_the_outputs_of_a_cache(window, slots, groups):
+    inputs, ring = make(2, 9, groups=groups), ring_of(slots, groups=groups)
+    places = [x.data_ptr() for x in ring[:2]]
+    cache = None
+    for t in range(9):
+        y, ring = softmax_attention(**cut(inputs, t, t + 1), state=ring, window=window)
+        expected, cache = softmax_attention(**cut(inputs, t, t + 1), state=cache, window=window)
+        assert_agree(y, expected)
+        assert [x.data_ptr() for x in ring[:2]] == places
+    assert ring.place.item() == 9 % slots
+    last = [t % slots for t in range(9 - (slots - 1), 9)] if window else list(range(9))
+    assert_agree(ring.v[:, last], cache.v)
+
+
+def test_a_ring_refuses_what_it_cannot_take():
+    inputs = make(2, 2)
+    step = cut(inputs, 0, 1)
+    with pytest.raises(ValueError, match=r"`state` with a `place`, a ring of 3 slots.* got 2 steps"):
+        softmax_attention(**inputs, state=ring_of(3))
+    with pytest.raises(ValueError, match="window=4"):
+        softmax_attention(**step, state=ring_of(3), window=4)
+    with pytest.raises(ValueError, match=r"without gradients"):
+        softmax_attention(step["q"].requires_grad_(), step["k"], step["v"], state=ring_of(3))
+    step = cut(make(2, 2), 0, 1)
+    with pytest.raises(ValueError, match=r"step in torch.float32"):
+        softmax_attention(**step, state=ring_of(3, dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"given to `softmax_attention`"):
+        laplace_attention(**step, state=ring_of(3))
+    with pytest.raises(ValueError, match=r"a `state` without `place`"):
+        softmax_attention(**step, state=ring_of(3), **REFERENCE)

@@ -100,7 +100,8 @@ def stream(
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         capture: on CUDA, whether to capture the step as a CUDA graph once the state's shape is constant,
             which removes the overhead of kernel launches. Caches of attention get room for at least 512
-            steps, and half as many steps again as they have, so that their shapes are constant until then.
+            steps, and half as many steps again as they have, or as many steps as their window, so that their
+            shapes are constant until then.
             Pass False for models that cannot be captured.
         compile: whether to compile the step once the state's shape is constant, and the pieces of long
             prompts if no state grows. The compilation takes seconds, once per process and room of a cache,

@@ -1,99 +1,114 @@
-"""Room in the caches of attention, so that a cache that grows has one shape for many steps."""
+"""Rings for the caches of attention, so that a cache has one shape for many steps and no step copies it."""
 
-import copy
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any, TypeGuard
 
-from torch import nn
+import torch
 from torch.nn import functional
 
 from linrec.mixers import Mixer, State
 from linrec.mixers.attention import Attention, AttentionState
-from linrec.models import Block, LanguageModel
+from linrec.models import LanguageModel
 from linrec.ops.attention import AttentionCache
 
 # steps at least, since steps are compiled and captured again when the room is used up
 ROOM = 512
+# kernels read masks of such lengths without a copy
+ALIGNED = 8
 
 
 class Room:
-    """Caches of constant shape: hidden steps come before the steps of a cache, and each new step drops one.
+    """Caches of attention as rings, which steps write in place.
 
-    The caches are those of attention without a window. Such a cache of s steps gets max(512, s / 2) hidden
-    steps, and the attention gets a window of that many steps, which only drops hidden steps.
+    A cache of s steps gets slots for max(512, s / 2) further steps. A cache of attention with a window gets a
+    slot for each step of the window, and is never full.
 
     Args:
-        model: the model, which is not modified.
+        model: the model.
 
     Attributes:
-        left: number of hidden steps. If it is 0, `made` makes room again.
+        taken: number of steps since `made`.
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self._layers = [n for n, mixer in enumerate(model.mixers) if _grows(mixer)]
-        self._masked = True
-        self.left = 0
+        self._windows: dict[int, int | None] = {
+            n: mixer.window for n, mixer in enumerate(model.mixers) if _has_cache(mixer)
+        }
+        self._steps: dict[int, int] = {}
+        self._masked: set[int] = set()
+        self._size: int | None = 0
+        self.taken = 0
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Room | None":
-        """Return the room of a model, or None if no cache of it grows."""
-        return cls(model) if model.memory is None and any(map(_grows, model.mixers)) else None
+        """Return the room of a model, or None if it has no attention with a cache."""
+        return cls(model) if model.memory is None and any(map(_has_cache, model.mixers)) else None
 
-    def made(self, layers: tuple[State, ...]) -> tuple[LanguageModel, tuple[State, ...]]:
-        """Return the model for steps with caches that have room, and its state.
+    @property
+    def full(self) -> bool:
+        """Whether `made` must make room before the next step."""
+        return self.taken == self._size
+
+    def made(self, layers: tuple[State, ...]) -> tuple[State, ...]:
+        """Return a state with rings.
 
         Args:
-            layers: the state, with caches of at least one step, without hidden steps.
+            layers: a state after at least one step, with or without rings.
         """
-        cache = _cache(layers[self._layers[0]])
-        steps = cache.k.shape[1]
-        # of caches that had room before, only the room made a mask
-        self._masked &= cache.alive is not None
-        self.left = max(ROOM, steps // 2)
-        model = copy.copy(self._model)
-        # a shallow copy shares the dictionary of modules
-        model._modules = dict(model._modules)
-        blocks = list(model.blocks)
-        for n in self._layers:
-            blocks[n] = _windowed(cast(Block, blocks[n]), steps + self.left + 1)
-        model.blocks = nn.ModuleList(blocks)
-        return model, self._changed(layers, self._padded)
+        layers = self.without(layers)
+        caches = {n: _cache(layers[n]) for n in self._windows}
+        self._steps = {n: cache.k.shape[1] for n, cache in caches.items()}
+        self._masked = {n for n, cache in caches.items() if cache.alive is not None}
+        grown = [self._steps[n] for n, window in self._windows.items() if window is None]
+        self._size, self.taken = max(ROOM, max(grown) // 2) if grown else None, 0
+        return self._changed(layers, self._ring)
 
     def without(self, layers: tuple[State, ...]) -> tuple[State, ...]:
-        """Return the state without hidden steps."""
-        return self._changed(layers, self._stripped)
+        """Return the state with caches as attention returns them, which later steps do not modify."""
+        return self._changed(layers, self._in_order)
+
+    def sharing(self, layers: tuple[State, ...], other: tuple[State, ...]) -> tuple[State, ...]:
+        """Return `layers` with the slots of `other`."""
+
+        def shared(n: int, ring: Any) -> AttentionCache:
+            return _cache(other[n])._replace(place=ring.place)
+
+        return self._changed(layers, shared)
 
     def _changed(
-        self, layers: tuple[State, ...], change: Callable[[AttentionCache], AttentionCache]
+        self, layers: tuple[State, ...], change: Callable[[int, AttentionCache], AttentionCache]
     ) -> tuple[State, ...]:
-        return tuple(_mapped(layer, change) if n in self._layers else layer for n, layer in enumerate(layers))
+        found = list(layers)
+        for n in self._windows:
+            found[n] = _mapped(layers[n], partial(change, n))
+        return tuple(found)
 
-    def _padded(self, cache: AttentionCache) -> AttentionCache:
+    def _ring(self, n: int, cache: AttentionCache) -> AttentionCache:
+        steps, slots = self._steps[n], self._windows[n]
+        if slots is None:
+            slots = -(-(steps + (self._size or 0)) // ALIGNED) * ALIGNED
         alive = cache.k.new_ones(cache.k.shape[:2]).bool() if cache.alive is None else cache.alive
-        k, v = (functional.pad(x, (0, 0, 0, 0, self.left, 0)) for x in (cache.k, cache.v))
-        return cache._replace(k=k, v=v, alive=functional.pad(alive, (self.left, 0), value=False))
+        k, v = (functional.pad(x, (0, 0, 0, 0, 0, slots - steps)) for x in cache[:2])
+        place = torch.full((1,), steps % slots, dtype=torch.int64, device=k.device)
+        return AttentionCache(k, v, None, None, functional.pad(alive, (0, slots - steps), value=False), place)
 
-    def _stripped(self, cache: AttentionCache) -> AttentionCache:
-        alive = cache.alive[:, self.left :] if self._masked and cache.alive is not None else None
-        return cache._replace(k=cache.k[:, self.left :], v=cache.v[:, self.left :], alive=alive)
-
-
-def _grows(mixer: Mixer) -> bool:
-    return type(mixer) is Attention and mixer.window is None
-
-
-def _windowed(block: Block, window: int) -> Block:
-    """Return a copy of a block, which shares its tensors, with a window for its attention."""
-    mixer = copy.copy(cast(Attention, block.mixer))
-    mixer.window = window
-    found = copy.copy(block)
-    found._modules = dict(block._modules)
-    found.mixer = mixer
-    return found
+    def _in_order(self, n: int, cache: AttentionCache) -> AttentionCache:
+        if cache.place is None:
+            return cache
+        steps, window = self._steps[n] + self.taken, self._windows[n]
+        kept = steps if window is None else min(steps, window - 1)
+        slots = torch.arange(steps - kept, steps, device=cache.k.device) % cache.k.shape[1]
+        k, v = (x.index_select(1, slots) for x in cache[:2])
+        alive = None if cache.alive is None else cache.alive.index_select(1, slots)
+        return AttentionCache(k, v, None, None, alive if n in self._masked else None)
 
 
-def _cache(layer: State) -> AttentionCache:
+def _has_cache(mixer: Mixer) -> TypeGuard[Attention]:
+    return type(mixer) is Attention and mixer.causal
+
+
+def _cache(layer: Any) -> Any:
     return layer.cache if isinstance(layer, AttentionState) else layer[0].cache
 
 

@@ -102,7 +102,7 @@ def candidates(logits: Float[Tensor, "b v"], sampling: Sampling) -> Candidates:
     # subtract the largest logit first, so that the division cannot overflow
     p = ((logits - logits.amax(-1, keepdim=True)) / sampling.temperature).softmax(-1)
     if top_p < 1:
-        before = p.cumsum(-1) - p
+        before = _cumulative(p) - p
         p = torch.where(before < top_p, p, 0.0)
     return Candidates(ids, p)
 
@@ -125,12 +125,18 @@ def draw(found: Candidates, uniform: Float[Tensor, "b 1"]) -> Int64[Tensor, "b"]
         [5, 5, 7, 7]
     """
     ids, p = found
-    total = p.cumsum(-1)
+    total = _cumulative(p)
     # the last token with F_{i-1} <= u F_n always exists; rounding may leave no token with u F_n < F_i
     begun = (total - p <= uniform * total[:, -1:]) & (p > 0)
     place = torch.arange(p.shape[-1], device=p.device)
     chosen = torch.where(begun, place, 0).amax(-1, keepdim=True)
     return ids.gather(-1, chosen)[:, 0]
+
+
+# torch 2.11 fails to compile long sums in float64 for several rows on CUDA
+@torch.compiler.disable
+def _cumulative(p: Tensor) -> Tensor:
+    return p.cumsum(-1)
 
 
 def _wide(logits: Tensor) -> torch.dtype:

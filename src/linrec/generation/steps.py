@@ -36,9 +36,9 @@ class Steps:
     """token_{n+1} ~ softmax(head(model(token_n, state_n))), updating the state at each step.
 
     On CUDA, the step is captured as graphs once the shape of the state is constant, and replayed from then
-    on: a single launch instead of hundreds. Caches of attention without a window get `Room`, so that their
-    shapes are constant too. If another state grows, the step is never captured. Captured and eager steps do
-    the same computation with the same random numbers.
+    on: a single launch instead of hundreds. Caches of attention get `Room`, so that their shapes are constant
+    too. If another state grows, the step is never captured. Captured and eager steps do the same computation
+    with the same random numbers.
 
     Args:
         model: a model in evaluation mode.
@@ -113,8 +113,9 @@ class Steps:
     def _step(self) -> None:
         # after the first step, because only that may begin a document
         room = self._room if self._finite else None
-        if room is not None and not room.left:
-            self._make_room(room)
+        if room is not None and room.full:
+            self._layers = room.made(self._layers)
+            self._graphs, self._replays, self._settled = [], 0, 0
         if self._capture and not self._graphs and self._settled >= EAGER_STEPS:
             self._record()
         if self._graphs:
@@ -122,12 +123,7 @@ class Steps:
         else:
             self._eager()
         if room is not None:
-            room.left -= 1
-
-    def _make_room(self, room: Room) -> None:
-        self._model, self._layers = room.made(self._layers)
-        self._settled_model = self._compiled()
-        self._graphs, self._replays, self._settled = [], 0, 0
+            room.taken += 1
 
     def _compiled(self) -> LanguageModel:
         if not self._compile:
@@ -159,6 +155,8 @@ class Steps:
         self._make_static()
         ahead = Buffers(self._token, self._layers)
         behind = Buffers(ahead.token.clone(), _copies(ahead.layers))
+        if self._room is not None:
+            behind = behind._replace(layers=self._room.sharing(behind.layers, ahead.layers))
         pool = torch.cuda.graph_pool_handle()
         graphs = []
         for before, after in ((ahead, behind), (behind, ahead)):

@@ -9,7 +9,15 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.ops.attention.cache import Attention, AttentionCache, Result, empty_cache, fitted, matched
+from linrec.ops.attention.cache import (
+    Attention,
+    AttentionCache,
+    Result,
+    check_ring,
+    empty_cache,
+    fitted,
+    matched,
+)
 from linrec.ops.attention.reference import loop
 from linrec.ops.attention.torch import WEIGHERS, attention
 from linrec.ops.core.backends import Backend, never
@@ -18,7 +26,13 @@ from linrec.ops.core.checks import check_shape, name_of
 from linrec.ops.core.precision import accumulation, real_dtype
 from linrec.ops.gate_loop.inputs import check_queries_and_keys, check_values
 
-__all__ = ["OPERATORS", "AttentionCache", "gate_loop_attention", "laplace_attention", "softmax_attention"]
+__all__ = [
+    "OPERATORS",
+    "AttentionCache",
+    "gate_loop_attention",
+    "laplace_attention",
+    "softmax_attention",
+]
 
 
 def check_options(window: int | None, dropout: float) -> None:
@@ -59,6 +73,8 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
             "cannot run in segments: pass whole sequences, or `causal=True`."
         )
     cache = fitted(state, k, v, accumulation(real_dtype(q.dtype)) if gated else k.dtype)
+    if cache.place is not None:
+        check_ring(given)
     if gated:
         return matched(given, cache)
     if cache.log_decay is not None or cache.phase is not None:
@@ -88,7 +104,15 @@ def _stepping(run: Callable[[Attention], Result]) -> Callable[[Attention], Resul
 def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = False) -> Operator:
     backends = (
         Backend("attention", "torch", _stepping(attention), about, widen=widen),
-        Backend("recurrent", "reference", _stepping(loop), "a loop over time: the oracle, slow", auto=never),
+        Backend(
+            "recurrent",
+            "reference",
+            _stepping(loop),
+            "a loop over time: the oracle, slow",
+            auto=never,
+            accepts=lambda given: given.state.place is None,
+            requires="a `state` without `place`",
+        ),
     )
     check = partial(_canonical, functions=functions)
     return Operator(name, Attention, "q", check, _output, "(b, h, dk, dv)", None, backends, empty=empty_cache)
@@ -199,7 +223,8 @@ def softmax_attention(
         q: queries (b, t, h, dk) in float32, float64, bfloat16 or float16.
         k: keys (b, t, g, dk), in the dtype of `q`.
         v: values (b, t, g, dv), in the dtype of `q`.
-        state: the cache that an earlier call returned, or None; it grows by t steps per call.
+        state: the cache that an earlier call returned, or None; it grows by t steps per call. A ring, with
+            `place`, takes a single step, and is written in place.
         reset: (b, t) bool; true at t separates step t and later steps from all steps before t.
         scale: factor on the scores; None means 1 / sqrt(dk).
         window: number of steps that each step attends to, including itself; None means all. The cache then

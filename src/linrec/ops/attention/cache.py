@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Inexact
+from jaxtyping import Bool, Float, Inexact, Int64
 from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.checks import check_tensors
 from linrec.ops.core.isolation import documents
+from linrec.ops.core.kernel import differentiated
 from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop.inputs import canonical_gate
 from linrec.ops.gate_loop.segments import wrapped
@@ -33,6 +34,9 @@ class AttentionCache(NamedTuple):
             -10,000 (a weight of zero) to 0; None if no call had decays.
         phase: the same sum of phases, modulo 2 pi; None if all scores were real.
         alive: (b, s), whether later steps may attend to a step; None if they may attend to all steps.
+        place: None, or (1,) int64: the cache of `softmax_attention` is a ring of s slots for steps one at a
+            time without gradients, and this is the slot of the next step. A step is written in place of the
+            oldest of s steps: its cache holds the same memory as the cache before it.
 
     Example:
         >>> import torch
@@ -40,6 +44,16 @@ class AttentionCache(NamedTuple):
         >>> ones = torch.ones(1, 3, 1, 1)
         >>> gate_loop_attention(ones, ones, ones, torch.tensor([-1.0]))[1].log_decay.flatten().tolist()
         [-2.0, -1.0, 0.0]
+
+        A ring of two slots:
+
+        >>> from linrec.ops import softmax_attention
+        >>> zeros, alive = torch.zeros(1, 2, 1, 1), torch.zeros(1, 2, dtype=torch.bool)
+        >>> ring = AttentionCache(zeros, zeros.clone(), None, None, alive, torch.tensor([0]))
+        >>> for step in (1, 2, 3):
+        ...     y, ring = softmax_attention(ones[:, :1], ones[:, :1], step * ones[:, :1], state=ring)
+        >>> y.item(), ring.v.flatten().tolist()
+        (2.5, [3.0, 2.0])
     """
 
     k: Inexact[Tensor, "b s h dk"]
@@ -47,11 +61,14 @@ class AttentionCache(NamedTuple):
     log_decay: Float[Tensor, "b s h _"] | None
     phase: Float[Tensor, "b s h _"] | None
     alive: Bool[Tensor, "b s"] | None
+    place: Int64[Tensor, "1"] | None = None
 
 
 Result = tuple[Tensor, AttentionCache | None]
 _FIELDS = [
-    (i, f"state.{field}", (type(None),) if i > 1 else ()) for i, field in enumerate(AttentionCache._fields)
+    (i, f"state.{field}", (type(None),) if i > 1 else ())
+    for i, field in enumerate(AttentionCache._fields)
+    if field != "place"
 ]
 
 
@@ -97,6 +114,20 @@ def empty_cache(
     return AttentionCache(k, v, None, None, None)
 
 
+def check_ring(given: Attention) -> None:
+    """Raise unless the inputs are a step that the slots of a ring can take."""
+    ring, n, fits = given.state, given.state.k.shape[1], given.window in (None, given.state.k.shape[1])
+    single = given.k.shape[1] == 1 and given.reset is None and given.causal and not given.dropout
+    inference = ring.k.dtype == given.k.dtype and not differentiated(given.q, given.k, given.v)
+    if not (single and inference and fits and given.function == "softmax" and ring.alive is not None):
+        raise ValueError(
+            f"`state` with a `place`, a ring of {n} slots, must be given to `softmax_attention` with a "
+            f"single step in {ring.k.dtype}, with `alive`, without gradients, `reset` and dropout, and with "
+            f"a `window` of None or {n}; got {given.k.shape[1]} steps in {given.k.dtype} and "
+            f"window={given.window}. Pass a cache without `place` for other calls."
+        )
+
+
 def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
     """Return `cache` in the real `dtype`, empty if it is None; raise if it does not fit `k` and `v`."""
     b, _, h, dk = k.shape
@@ -110,7 +141,7 @@ def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtyp
     s = cache.k.shape[1] if cache.k.ndim == 4 else 0
     gates = (b, s, h, 1), (b, s, h, dk)
     shapes = ((b, s, h, dk),), ((b, s, h, v.shape[-1]),), gates, gates, ((b, s),)
-    for (_, name, _), tensor, allowed in zip(_FIELDS, cache, shapes, strict=True):
+    for (_, name, _), tensor, allowed in zip(_FIELDS, cache[:5], shapes, strict=True):
         if tensor is not None and tensor.shape not in allowed:
             raise ValueError(
                 f"`{name}` must have shape {' or '.join(map(str, allowed))} to fit `k` and `v`; "
@@ -130,7 +161,7 @@ def converted(cache: AttentionCache, dtype: torch.dtype) -> AttentionCache:
 def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> AttentionCache:
     """Return the cache with a function applied to every tensor except `alive`."""
     k, v, log_decay, phase = (None if x is None else change(x) for x in cache[:4])
-    return AttentionCache(k, v, log_decay, phase, cache.alive)  # type: ignore[arg-type]
+    return cache._replace(k=k, v=v, log_decay=log_decay, phase=phase)  # type: ignore[arg-type]
 
 
 def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor | None:

@@ -14,7 +14,7 @@ from linrec.ops.core.precision import wide
 def loop(given: Attention) -> Result:
     """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23)."""
     q, k, v, log_decay, phase, state, reset, scale, window, causal, dropout, function = given
-    past_k, past_v, decays, angles, _ = mapped(state, wide)
+    past_k, past_v, decays, angles, *_ = mapped(state, wide)
     steps, time, group = past_k.shape[1], q.shape[1], q.shape[2] // max(1, k.shape[2])
     k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
     every_k, every_v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)

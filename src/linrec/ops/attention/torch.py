@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.attention.cache import Attention, AttentionCache, Result, documents_of, grown, mapped, newest
+from linrec.ops.attention.cache import (
+    Attention,
+    AttentionCache,
+    Result,
+    documents_of,
+    grown,
+    mapped,
+    newest,
+)
 from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.gate_loop import segments
@@ -37,6 +45,8 @@ WEIGHERS = {"laplace": laplace, "relu2": lambda scores: torch.relu(scores).squar
 def attention(given: Attention) -> Result:
     """y_n = sum_m softmax_m(s_nm) v_m over the visible steps m, or with other weights of the scores s_nm."""
     q, k, v, log_decay, phase, state, reset, _, window, causal, _, function = given
+    if state.place is not None:
+        return _in_ring(given, state)
     past = newest(state, window)
     steps, time = past.k.shape[1], q.shape[1]
     documents = documents_of(past, reset, time)
@@ -62,6 +72,15 @@ def attention(given: Attention) -> Result:
     else:
         y = _attend(q, k, v, given, _visible(steps, documents, given))
     return y if reset is None else isolation.leave(y, begin=steps, window=window, causal=causal), last
+
+
+def _in_ring(given: Attention, ring: Any) -> Result:
+    """Write the step in place, and attend to the slots in any order, as keys hold their positions."""
+    ring.k.index_copy_(1, ring.place, given.k)
+    ring.v.index_copy_(1, ring.place, given.v)
+    ring.alive.index_fill_(1, ring.place, True)
+    y = _attend(given.q, ring.k, ring.v, given, ring.alive[:, None])
+    return y, ring._replace(place=(ring.place + 1) % ring.k.shape[1])
 
 
 def _heads_first(seen: AttentionCache, log_decay: Any, phase: Any, given: Attention) -> list[Any]:
