@@ -77,7 +77,7 @@ class SLSTM(Mixer):
 
     Memory mixing, R, lets the layer track states that no linear recurrence with positive gates tracks, such
     as parity. Its price is a loop over time, with a matrix product and a dozen small operations per step. On
-    GPUs, `backend="triton"` runs all steps as one kernel.
+    GPUs, all steps are one kernel.
 
     W starts normal with variance 2 / (5 d_model), as in the released code. R, b_z, b_i and b_o start at zero.
     b_f falls from 5 to -7 over the d channels of each head, 5 - 12 (j / (d - 1))^p. The power p rises from

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linrec.nn.slstm_steps.torch import Ends, Steps, by_step, log_forget
 from linrec.nn.slstm_steps.triton import fits, fused
-from linrec.ops.core.backends import Backend, choose, never
+from linrec.ops.core.backends import Backend, choose
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.checks import check_axes, check_reset, check_shape
 
@@ -24,8 +24,6 @@ BACKENDS = (
         "one kernel for all steps, on GPUs",
         accepts=fits,
         requires="inputs in single or half precision",
-        # until its speed is measured on a GPU
-        auto=never,
     ),
     Backend("recurrent", "torch", lambda given: by_step(given)[:2], "a loop over time"),
 )
@@ -51,7 +49,7 @@ def slstm_steps(
     Here c and n are kept times exp(-m), as in the state. States and sums are in float32, or float64 for
     float64 inputs. The Triton kernel multiplies h and R in the dtype of R, and float32 in the precision of
     `torch.get_float32_matmul_precision()`: "highest" is three tf32 products, all else is one. "auto" is the
-    loop.
+    kernel on GPUs.
 
     Args:
         Wx: arguments of the gates without h, in the order i, f, z, o.
