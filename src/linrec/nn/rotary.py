@@ -73,8 +73,8 @@ class Rotary(nn.Module):
         self, positions: Int[Tensor, "#b t"], dtype: torch.dtype
     ) -> tuple[Float[Tensor, "#b t 1 pairs"], Float[Tensor, "#b t 1 pairs"]]:
         """Return the cosines and sines of the angles of `positions` (b or 1, t), int64."""
-        # an exported program holds no operator of linrec
-        turns = _turns if exporting() else _turns_at_once
+        # an exported program holds no operator of linrec, and for one step, a compiler fuses the angles
+        turns = _turns if exporting() or positions.shape[1] <= 1 else _turns_at_once
         return turns(_Angles(positions, self.d_turned, self.base, dtype))
 
     def frequencies(self, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "pairs"]:
