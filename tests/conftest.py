@@ -4,6 +4,7 @@ import gc
 import signal
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # a call of an operator takes from a millisecond to a second, the first time that a kernel is compiled
@@ -35,6 +36,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and torch.cuda.is_initialized():
+        # processes that share a GPU would each keep as much memory as their largest test took
+        torch.cuda.empty_cache()
 
 
 def pytest_unconfigure() -> None:

@@ -17,9 +17,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", MIXERS)
+# how a token is chosen does not depend on the mixer
+OPTIONS = [{"temperature": 0}, {"top_k": 5}, {"top_p": 0.9}]
+CASES = [*((name, {}) for name in MIXERS), *itertools.product(["gate_loop", "attention"], OPTIONS)]
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
     model = build(name, dtype=torch.float32).cuda()
     options = options | {"precision": precision, "seed": 3}
