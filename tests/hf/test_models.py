@@ -21,6 +21,7 @@ from linrec.hf import (
     from_hugging_face,
     to_hugging_face,
 )
+from linrec.hf.cache import CACHE
 from linrec.hf.tokenizer import fast_tokenizer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import generator
@@ -28,7 +29,6 @@ from linrec.text import CharacterTokenizer
 from tests.tiers import tiered
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 VOCAB = 11
 # a vector, a matrix with a cache beside it, a growing cache, parameters that layers share
@@ -111,8 +111,7 @@ def test_a_padded_prompt_may_come_token_by_token(name: str) -> None:
     model, cache = to_hugging_face(model_of(name).double()), StateCache()
     tokens, mask = prompt(), torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
     steps = [
-        model(tokens[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache).logits
-        for t in range(7)
+        model(tokens[:, t : t + 1], attention_mask=mask[:, : t + 1], cache=cache).logits for t in range(7)
     ]
     found = torch.cat(steps, 1)
     torch.testing.assert_close(found[:1], model(tokens[:1]).logits)
@@ -126,7 +125,7 @@ def test_options_of_a_call() -> None:
     torch.testing.assert_close(model(tokens, logits_to_keep=1).logits, whole[:, -1:])
     torch.testing.assert_close(model(tokens, logits_to_keep=torch.tensor([0, 3])).logits, whole[:, [0, 3]])
     torch.testing.assert_close(model(inputs_embeds=plain.embedding(tokens)).logits, whole)
-    assert model(tokens, use_cache=False).past_key_values is None
+    assert model(tokens, use_cache=False).get(CACHE) is None
     with pytest.raises(ValueError, match="exactly one of"):
         model()
 

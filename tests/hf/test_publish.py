@@ -105,13 +105,16 @@ def test_others_load_it_with_or_without_remote_code(imported: str, run: Path) ->
     trust = "" if "linrec" in imported else ", trust_remote_code=True"
     program = f"""
 {imported}
+import torch
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("rose"{trust})
 print(type(model).__module__, sum(parameter.numel() for parameter in model.parameters()))
+tokens = [model.generate(torch.tensor([[97]]), max_new_tokens=8, use_cache=use) for use in (True, False)]
+print(torch.equal(*tokens))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     parameters = sum(parameter.numel() for parameter in load_run(run).model().parameters())
-    assert done.stdout.split() == ["linrec.hf.model", str(parameters)]
+    assert done.stdout.split() == ["linrec.hf.model", str(parameters), "True"]
 
 
 def test_folders_are_not_overwritten_and_half_folders_not_left(

@@ -56,6 +56,8 @@ def test_the_trainer_trains_and_evaluates_packed_documents_and_resumes(tmp_path:
     whole.train()
     after = whole.evaluate()["eval_loss"]
     assert after < 0.7 * before
+    # predictions are logits, without the cache
+    assert whole.predict(texts([6, 8])).predictions.shape == (1, 14, VOCAB)
     resumed = trainer(tmp_path / "resumed", max_steps=8)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):

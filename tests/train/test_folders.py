@@ -39,12 +39,14 @@ Tiny = Callable[..., TrainConfig]
 DIVERGES: dict[str, Any] = {"optim": {"lr": 1e38}}
 
 TRAIN = """
-import json, sys, time
+import json, sys
 from linrec.train import fit
 from linrec.train.config import config_from_dict
 def wait(progress):
-    print(progress.step, flush=True)
-    time.sleep(60)
+    # a slow step is reported before its checkpoint is written
+    if progress.logged:
+        print(progress.step, flush=True)
+        sys.stdin.read()
 fit(config_from_dict(json.loads(sys.argv[1])), sys.argv[2], progress=wait)
 """
 
@@ -53,7 +55,7 @@ fit(config_from_dict(json.loads(sys.argv[1])), sys.argv[2], progress=wait)
 def training(config: TrainConfig, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Train in another process, which waits after its first logged step."""
     words = [sys.executable, "-c", TRAIN, json.dumps(config_to_dict(config)), str(folder)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline()
             yield process

@@ -1,17 +1,23 @@
 """The cache of transformers that holds the states of a linrec model."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from linrec.rules import at_least
 from linrec.trees import leaves, map_tree
 
-__all__ = ["Snapshot", "StateCache"]
+__all__ = ["CACHE", "Snapshot", "StateCache", "cache_of_call"]
+
+# transformers 5.24 renamed `past_key_values` to `cache`
+CACHE = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
+"""Name of the cache in the outputs of the installed transformers, and among the arguments of its models."""
 
 
 class Snapshot(NamedTuple):
@@ -87,7 +93,7 @@ class _States(CacheLayerMixin):
 
 
 class StateCache(Cache):
-    """The states of a model; `past_key_values` of linrec's models.
+    """The states of a model; the argument `cache` of linrec's models, also called `past_key_values`.
 
     A state has no past, so a cache cannot be cut to fewer steps. It can go back to a snapshot: `snapshot` and
     `restore` keep and load any state, and `rollback` goes back by some steps to a state that the cache kept.
@@ -182,6 +188,35 @@ class StateCache(Cache):
         """Repeat every sequence, and forget the kept states."""
         super().batch_repeat_interleave(repeats)
         self._kept.clear()
+
+
+def cache_of_call(
+    cache: StateCache | None, past_key_values: StateCache | None, others: Mapping[str, Any]
+) -> StateCache | None:
+    """Return the cache that a call received under one of the two names; None without a cache.
+
+    Args:
+        cache: the argument of this name.
+        past_key_values: the argument of this name.
+        others: further arguments of the call, by name, which must hold no cache.
+
+    Raises:
+        ValueError: both names have a cache.
+        TypeError: the cache is not a `StateCache`, or another argument holds it.
+    """
+    if cache is not None and past_key_values is not None:
+        raise ValueError("`cache` and `past_key_values` are the same argument; got both. Pass one of them.")
+    found = past_key_values if cache is None else cache
+    if found is not None and not isinstance(found, StateCache):
+        raise TypeError(
+            f"`cache` must be a `StateCache`, which holds states of linrec; got a {type(found).__name__}."
+        )
+    for name, value in others.items():
+        if isinstance(value, Cache):
+            raise TypeError(
+                f"`{name}` must not hold a cache; got a {type(value).__name__}. Pass it as `cache`."
+            )
+    return found
 
 
 def _copied(snapshot: Snapshot) -> Snapshot:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from linrec.hf.cache import CACHE
 from linrec.models import ModelConfig
 
 __all__ = ["LinrecConfig"]
@@ -32,7 +33,7 @@ class LinrecConfig(PreTrainedConfig):
     model_type = "linrec"
     # `vocab_size` has no default
     has_no_defaults_at_init = True
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [CACHE]
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
 )
 
-from linrec.hf.cache import StateCache
+from linrec.hf.cache import CACHE, StateCache, cache_of_call
 from linrec.hf.config import LinrecConfig
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
@@ -44,7 +44,7 @@ class LinrecPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _is_stateful = True
     _no_split_modules = ("Block",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _skip_keys_device_placement = ("cache", "past_key_values")
     supports_gradient_checkpointing = True
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -115,7 +115,7 @@ class LinrecPreTrainedModel(PreTrainedModel):
 
 
 class LinrecModel(LinrecPreTrainedModel):
-    """The model without its head; `past_key_values` is a `StateCache`.
+    """The model without its head; its cache is a `StateCache`.
 
     A mask leaves out the steps before a text, where padding on the left stands. Steps whose `position_ids`
     are zero begin a document, as in batches of `DataCollatorWithFlattening`.
@@ -178,31 +178,37 @@ class LinrecModel(LinrecPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: StateCache | None = None,
+        cache: StateCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: Tensor | None = None,
+        past_key_values: StateCache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Return the input of the head (b, t, d_model), and the cache.
 
+        The output holds the cache as `cache`, or as `past_key_values` before transformers 5.24.
+
         Args:
             input_ids: tokens (b, t).
             attention_mask: mask (b, steps so far), 0 at the steps before a text.
-            past_key_values: cache of the earlier steps; it is updated.
+            cache: cache of the earlier steps; it is updated.
             inputs_embeds: embeddings (b, t, d_model) in place of tokens.
-            use_cache: whether to return a cache; None means the configuration's choice, but none in training.
+            use_cache: whether to return a cache; None means the configuration's choice, but none in training
+                without `cache`.
             position_ids: positions (b, t), 0 where a document begins.
-            kwargs: not used.
+            past_key_values: another name of `cache`.
+            kwargs: not used; a cache among them is refused.
         """
+        cache = cache_of_call(cache, past_key_values, kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of `input_ids` and `inputs_embeds` must be given.")
         x = self.body.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
-        if use_cache and past_key_values is None:
-            past_key_values = StateCache()
-        states = None if past_key_values is None else past_key_values.states
+            use_cache = cache is not None or (self.config.use_cache and not self.training)
+        if use_cache and cache is None:
+            cache = StateCache()
+        states = None if cache is None else cache.states
         reset = _resets(attention_mask, position_ids, x.shape[1], first=states is None)
         if states is None and self.initial_state is not None:
             if reset is not None:
@@ -212,11 +218,9 @@ class LinrecModel(LinrecPreTrainedModel):
                 )
             states = self.initial_state(self.body.init_state(len(x), device=x.device))
         x, states = self.body.transformed(x, states, reset=reset, keep_state=use_cache)
-        if use_cache and past_key_values is not None:
-            past_key_values.write(states, x.shape[1])
-        return BaseModelOutputWithPast(
-            last_hidden_state=x, past_key_values=past_key_values if use_cache else None
-        )
+        if use_cache and cache is not None:
+            cache.write(states, x.shape[1])
+        return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache if use_cache else None})
 
 
 class LinrecForSequenceClassification(GenericForSequenceClassification, LinrecPreTrainedModel):
@@ -260,12 +264,13 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: StateCache | None = None,
+        cache: StateCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
+        past_key_values: StateCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return the loss where there are labels, the logits, and the cache.
@@ -278,7 +283,7 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache_of_call(cache, past_key_values, kwargs),
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             position_ids=position_ids,
@@ -290,14 +295,29 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: found.get(CACHE)})
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        cache = cache_of_call(
+            model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None), model_kwargs
+        )
+        if cache is not None:
+            require(generation_config.use_cache is not False, "`cache` needs `use_cache=True`; got False.")
+            # transformers makes positions from the mask, which is as long as the tokens if it is not given
+            before, steps = cache.get_seq_length(), model_kwargs["position_ids"].shape[-1]
+            require(
+                steps > before,
+                f"`cache` has {before} steps, so tokens or `attention_mask` must be longer; got {steps}. "
+                "Pass the tokens of the cache too, or a mask over them and the new tokens.",
+            )
+            model_kwargs[CACHE] = cache
+            # transformers notes that the cache is the caller's
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        elif generation_config.use_cache is not False:
             static = generation_config.cache_implementation == "static"
-            model_kwargs["past_key_values"] = StateCache(static=static)
+            model_kwargs[CACHE] = StateCache(static=static)
 
 
 def _head(config: LinrecConfig) -> nn.Module:
