@@ -14,9 +14,10 @@ from linrec.cli import main
 from linrec.report import compare_runs
 from linrec.report.stored import read_stored
 from tests.bench.test_running import OWN, TINY
+from tests.tiers import thorough
 
 # one worker trains the suite, and not each
-pytestmark = pytest.mark.xdist_group("a suite as a table")
+pytestmark = [pytest.mark.xdist_group("a suite as a table"), thorough]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from linrec.distillation import distill
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import assert_agree, generator
 from linrec.trees import leaves
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 D, L = 4, 24
 
@@ -48,6 +48,7 @@ def decoded(model: LanguageModel, tokens: torch.Tensor, prompt: int) -> tuple[to
     return torch.cat(outputs, 1), sizes
 
 
+@thorough
 def test_a_trained_hyena_decodes_as_a_recurrence_with_the_loss_of_the_convolution():
     torch.manual_seed(0)
     time = 48

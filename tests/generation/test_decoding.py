@@ -302,7 +302,7 @@ def test_prompts_that_are_none():
 
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
-@pytest.mark.parametrize("name", tiered(["gla", "attention window"], ["hybrid", "retnet", "mamba"]))
+@pytest.mark.parametrize("name", tiered(["gla"], ["attention window", "hybrid", "retnet", "mamba"]))
 def test_a_compiled_step_gives_the_tokens_of_the_step(name):
     model = build(name)
     before = copy.copy(vars(model)), [*model.parameters()]

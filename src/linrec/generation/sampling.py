@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from linrec.ops.core.kernel import Memory, forward_op
+
 __all__ = ["Candidates", "Sampling", "candidates", "draw"]
 
 
@@ -133,10 +135,30 @@ def draw(found: Candidates, uniform: Float[Tensor, "b 1"]) -> Int64[Tensor, "b"]
     return ids.gather(-1, chosen)[:, 0]
 
 
-# torch 2.11 fails to compile long sums in float64 for several rows on CUDA
-@torch.compiler.disable
+class _Given(NamedTuple):
+    p: Tensor
+
+
+class _Sums(NamedTuple):
+    total: Tensor
+
+
+def _fill(out: _Sums, given: _Given) -> None:
+    torch.cumsum(given.p, -1, out=out.total)
+
+
+# one operation for compilers: torch 2.11 fails to compile long sums in float64 for several rows on CUDA
+_sums = forward_op(
+    "cumulative_probabilities",
+    _Given,
+    _Sums,
+    lambda given, keep: (Memory(tuple(given.p.shape), given.p.dtype),),
+    _fill,
+)
+
+
 def _cumulative(p: Tensor) -> Tensor:
-    return p.cumsum(-1)
+    return _sums(_Given(p)).total
 
 
 def _wide(logits: Tensor) -> torch.dtype:

@@ -6,7 +6,7 @@ initial state are then the products of l with the derivatives of all steps, whic
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from linrec.ops.nonlinear_scan.torch import Cell, check_result
 from linrec.rules import require
 
 
+@runtime_checkable
 class Solver(Protocol):
     """A way to compute the states, and the recurrence of the gradient."""
 
