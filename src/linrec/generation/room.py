@@ -68,13 +68,10 @@ class Room:
         """Return the state with caches as attention returns them, which later steps do not modify."""
         return self._changed(layers, self._in_order)
 
-    def sharing(self, layers: tuple[State, ...], other: tuple[State, ...]) -> tuple[State, ...]:
-        """Return `layers` with the slots of `other`."""
-
-        def shared(n: int, ring: Any) -> AttentionCache:
-            return _cache(other[n])._replace(place=ring.place)
-
-        return self._changed(layers, shared)
+    def slots(self, layers: tuple[State, ...]) -> set[int]:
+        """Return the ids of the tensors in a state that steps write in place."""
+        rings = [cache for n in self._windows if (cache := _cache(layers[n])).place is not None]
+        return {id(x) for ring in rings for x in (ring.k, ring.v, ring.alive)}
 
     def _changed(
         self, layers: tuple[State, ...], change: Callable[[int, AttentionCache], AttentionCache]

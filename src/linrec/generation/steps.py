@@ -91,7 +91,7 @@ class Steps:
         """The state after the last step; later steps do not modify the returned object."""
         layers, token = self._layers, self._token
         if self.captured:
-            layers, token = _copies(layers), token.clone()
+            layers, token = self._copies(layers), token.clone()
         if self._room is not None:
             layers = self._room.without(layers)
         return GenerationState(layers, token, self._reset, self._noise.drawn)
@@ -154,9 +154,7 @@ class Steps:
     def _record(self) -> None:
         self._make_static()
         ahead = Buffers(self._token, self._layers)
-        behind = Buffers(ahead.token.clone(), _copies(ahead.layers))
-        if self._room is not None:
-            behind = behind._replace(layers=self._room.sharing(behind.layers, ahead.layers))
+        behind = Buffers(ahead.token.clone(), self._copies(ahead.layers))
         pool = torch.cuda.graph_pool_handle()
         graphs = []
         for before, after in ((ahead, behind), (behind, ahead)):
@@ -193,7 +191,17 @@ class Steps:
 
     def _make_static(self) -> None:
         """Have buffers that graphs can read and write: copies, because parts of a state may share memory."""
-        self._token, self._layers = self._token.clone(), _copies(self._layers)
+        self._token, self._layers = self._token.clone(), self._copies(self._layers)
+
+    def _copies(self, layers: tuple[State, ...]) -> tuple[State, ...]:
+        """Return copies of all tensors but those that steps write in place."""
+        kept = set() if self._room is None else self._room.slots(layers)
+        copied = {
+            name: tensor if id(tensor) in kept else tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in named(layers, "layers").items()
+        }
+        copies: tuple[State, ...] = filled(layers, "layers", copied)
+        return copies
 
     def _read(self, reset: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
         # a state that grows would be compiled anew at every step
@@ -222,12 +230,3 @@ def _same_place(x: Tensor, y: Tensor) -> bool:
 
 def _shapes(layers: tuple[State, ...]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in named(layers, "layers").items()}
-
-
-def _copies(layers: tuple[State, ...]) -> tuple[State, ...]:
-    copied = {
-        name: tensor.clone(memory_format=torch.contiguous_format)
-        for name, tensor in named(layers, "layers").items()
-    }
-    copies: tuple[State, ...] = filled(layers, "layers", copied)
-    return copies
