@@ -13,7 +13,6 @@ from linrec import mixers
 from linrec.ops import nonlinear_scan
 from linrec.ops.core.call import recording
 from linrec.ops.nonlinear_scan import UNROLLED, captured
-from linrec.ops.nonlinear_scan.adjoint import FEW
 from linrec.testing import assert_agree, generator
 from linrec.trees import leaves
 from tests.mixers import variants
@@ -273,8 +272,8 @@ def replay_in_python(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 @pytest.fixture
 def always_adjoint(monkeypatch):
-    """Have "auto" choose on the CPU as on CUDA."""
+    """Have "auto" choose the adjoint loop for more than 8 steps."""
     first, *others = nonlinear_scan.operator.backends
     assert first.kernel == "adjoint"
-    preferred = replace(first, auto=lambda given: given.x.shape[1] > FEW)
+    preferred = replace(first, auto=lambda given: given.x.shape[1] > 8)
     monkeypatch.setattr(nonlinear_scan.operator, "backends", [preferred, *others])

@@ -11,11 +11,20 @@ from linrec.ops import nonlinear_scan
 from linrec.ops.nonlinear_scan import captured
 from linrec.testing import assert_agree
 from tests.mixers import variants
-from tests.ops.test_nonlinear_scan_adjoint import elman, inputs, kernel_of, outcome, outcome_of_mixer, resets
+from tests.ops.test_nonlinear_scan_adjoint import (
+    always_adjoint,
+    elman,
+    inputs,
+    kernel_of,
+    outcome,
+    outcome_of_mixer,
+    resets,
+)
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures(always_adjoint.__name__),
 ]
 
 # one piece more than the shortest sequence that is captured

@@ -155,8 +155,8 @@ def nonlinear_scan(
 
     The loop has two kernels. With "autograd", autograd records every step. With "adjoint", the states alone
     are saved, the backward pass is a loop too, which repeats the cell, and the gradients of the parameters
-    are one product. On CUDA, eager calls of many steps capture a few steps as a CUDA graph and replay them,
-    so a step costs its kernels and not Python. The CPU takes as long or longer with "adjoint".
+    are one product. On CUDA, eager calls of many steps with "adjoint" capture a few steps as a CUDA graph and
+    replay them, so a step costs its kernels and not Python. The CPU takes as long or longer with "adjoint".
 
     `torch.compile` unrolls loops of up to 32 steps. A longer loop is a graph break: it runs as in eager mode,
     with a compiled step in "adjoint", and `fullgraph=True` refuses it.
@@ -184,8 +184,7 @@ def nonlinear_scan(
         damping: weight of the distance to the last iteration in "damped".
         otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
         convergence: takes the number of iterations and the residual of the call.
-        gradient: of the loop: "adjoint", "autograd", or "auto". "auto" is "adjoint" on CUDA for more than 8
-            steps, and "autograd" on the CPU, under transforms, and for cells that cannot be repeated.
+        gradient: of the loop: "adjoint", "autograd", or "auto", which is "autograd".
         mode: "auto", "recurrent", "newton", "quasi_newton" or "damped".
         backend: "auto", "torch" or "reference".
 

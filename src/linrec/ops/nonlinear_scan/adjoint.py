@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 from torch.func import vjp
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linrec.ops.core.backends import few
 from linrec.ops.core.isolation import beside
 from linrec.ops.core.kernel import needs_dispatcher
 from linrec.ops.core.loop import Tensors
@@ -24,8 +23,6 @@ from linrec.ops.nonlinear_scan.solved import check_cell, of_next_step, solved
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
 from linrec.rules import require
 
-# with fewer steps, the gradients of the parameters are as fast step by step
-FEW = 8
 # operations of a cell that gives other values when it is repeated, or on more rows
 CHANGING = {
     torch.Tag.nondeterministic_seeded,
@@ -65,8 +62,8 @@ def takes(given: NonlinearScan) -> bool:
 
 
 def pays(given: NonlinearScan) -> bool:
-    """Return whether the adjoint loop was chosen, or is faster than the loop by autograd."""
-    return given.gradient == "adjoint" or (given.x.is_cuda and not few(given.x.shape[1], FEW))
+    """Return whether the adjoint loop was chosen: its speed is not measured on a GPU yet."""
+    return given.gradient == "adjoint"
 
 
 def _check_repeated(given: NonlinearScan) -> None:
