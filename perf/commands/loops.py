@@ -1,6 +1,5 @@
 """`python -m perf loops`: the sLSTM's loop over time."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import torch
 from rich.console import Console
 
 from perf.commands.ops import budget_of
-from perf.commands.results import HERE, Device, RefusedError, about, file_name, measure_rows
+from perf.commands.results import HERE, Device, about, file_name, measure_rows, rows_named
 from perf.loops import NAMES, loop_rows_of, measure_loop
-from perf.rows import PASSES, R, select
+from perf.rows import PASSES
 from perf.table import SHORT, plain_table
 
 
@@ -46,18 +45,6 @@ def loops(options: LoopsOptions, command: str) -> int:
     show(Console(width=min(Console().width, 80)), results)
     print(f"\nwrote {path}")
     return int(any("error" in row for row in results["rows"]))
-
-
-def rows_named(names: Sequence[str], rows: Sequence[R]) -> list[R]:
-    """Return the rows of these names, all if there are none.
-
-    Raises:
-        RefusedError: a name that does not exist.
-    """
-    try:
-        return select(names, rows, ())[0]
-    except ValueError as error:
-        raise RefusedError(error) from error
 
 
 def show(console: Console, results: dict[str, Any]) -> None:

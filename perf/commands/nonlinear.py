@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from perf.commands.loops import rows_named
-from perf.commands.results import HERE, Device, about, file_name, measure_rows
+from perf.commands.results import HERE, Device, about, file_name, measure_rows, rows_named
 from perf.nonlinear import NAMES, measure_nonlinear, nonlinear_rows_of
 from perf.rows import PASSES
 from perf.table import SHORT, plain_table

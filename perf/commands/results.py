@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from linrec.train.provenance import provenance
-from perf.rows import R
+from perf.rows import R, select
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,6 +53,18 @@ def write(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON; the folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def rows_named(names: Sequence[str], rows: Sequence[R]) -> list[R]:
+    """Return the rows of these names, all if there are none.
+
+    Raises:
+        RefusedError: a name that does not exist.
+    """
+    try:
+        return select(names, rows, ())[0]
+    except ValueError as error:
+        raise RefusedError(error) from error
 
 
 def measure_rows(

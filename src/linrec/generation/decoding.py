@@ -82,8 +82,8 @@ def stream(
     tokens before, unless the model's state grows.
 
     The n-th generated token of row i is drawn with the n-th random number of the sequence (seed, i). The
-    token does not depend on the other rows, on interruptions of the generation, or on capturing, except
-    where the room of a cache (see `capture`) rounds logits differently.
+    token does not depend on the other rows, on interruptions of the generation, or on capturing. One
+    exception is the room of a cache (see `capture`), which rounds logits differently.
 
     Args:
         model: a model in evaluation mode whose outputs are logits of tokens.

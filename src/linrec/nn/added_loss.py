@@ -15,10 +15,10 @@ _WEIGHTS = [1.0]
 
 
 def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tensor, "*shape"]:
-    """Return y; a backward pass through y adds the gradient of `loss`, whatever the gradient of y is.
+    """Return y; a backward pass through y also adds the gradient of `loss`, for any gradient of y.
 
-    So a layer trains with a loss of its own, in a model and a training loop that do not know of it. The
-    gradient is not multiplied by a loss scale. `weighing_losses` divides it by the steps of accumulation.
+    So a layer trains with its own loss in any model and training loop. The gradient of `loss` is not
+    multiplied by a loss scale. `weighing_losses` divides the gradient by the steps of accumulation.
 
     Args:
         y: an output of the layer, that the model's loss depends on.
