@@ -29,12 +29,16 @@ SHOWN = 25
 PROFILED_STEPS = 5
 
 # linrec's own, by the names of its Triton functions
-_SOURCES = Path(kernels.__path__[0]).glob("*/*triton.py")
+_FILES = Path(kernels.__path__[0]).glob("*/*triton.py")
+_SOURCES = (file for file in _FILES if file.parent.name != "products")
 _OWN = {name for file in _SOURCES for name in re.findall(r"@triton\.jit\ndef (\w+)", file.read_text())}
 _RECURRENCE = re.compile(rf"({'|'.join(sorted(_OWN))})(_\d\w*)?$")
 _COPIES = re.compile(r"Memcpy|Memset")
 _ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
-_PRODUCTS = re.compile(r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitK|dot_kernel|wgrad|dgrad", re.IGNORECASE)
+# the last name is linrec's own kernel
+_PRODUCTS = re.compile(
+    r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitK|dot_kernel|wgrad|dgrad|^row_products", re.IGNORECASE
+)
 _LOSS = re.compile(r"softmax|nll_loss|cross_entropy|ArgMax", re.IGNORECASE)
 # multi-tensor kernels: the step itself, and the norm of the gradient
 _OPTIMISER = re.compile(r"multi_tensor|adam|foreach", re.IGNORECASE)
@@ -66,8 +70,8 @@ def kind_of(name: str) -> str:
     are all others.
 
     Example:
-        >>> kind_of("backward"), kind_of("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN")
-        ('recurrence', 'matrix products')
+        >>> kind_of("backward"), kind_of("row_products"), kind_of("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN")
+        ('recurrence', 'matrix products', 'matrix products')
     """
     if _RECURRENCE.match(name):
         return "recurrence"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linrec.bench.variants import parse_variant
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.regional import compiling
+from linrec.models.regional import compiling, with_parts_compiled
 from linrec.train.state import matmul_precision
 from linrec.trees import map_tree
 from perf.memory import peak_bytes, release, why
@@ -116,6 +116,11 @@ class _Peer(nn.Module):
         return self.model(tokens, mems=state, return_mems=True)
 
 
+def _compiled(model: Any) -> Any:
+    # as `linrec train` compiles a model: layer by layer
+    return with_parts_compiled(model) if isinstance(model, LanguageModel) else torch.compile(model)
+
+
 def measure_segments(
     name: str, shape: Shape, device: torch.device, windows: Windows, *, compile: bool
 ) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def _measured(
         model: Any = make(name, shape)
         tokens = torch.randint(shape.vocab_size, (shape.batch, shape.segment + 1))
     torch.compiler.reset()
-    run = torch.compile(model) if compile else model
+    run = _compiled(model) if compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     state: list[Any] = [None]
 

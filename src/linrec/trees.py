@@ -1,14 +1,15 @@
 """Trees of tensors: a tensor, None, or a dict, tuple, list or named tuple of trees."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Tree", "differentiable", "double", "leaves", "map_tree"]
+__all__ = ["Tree", "differentiable", "double", "leaves", "map_tree", "replaced"]
 
 Tree: TypeAlias = Any
+T = TypeVar("T", bound=Any)
 
 
 def map_tree(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
@@ -41,6 +42,23 @@ def leaves(tree: Tree) -> list[Tensor]:
     found: list[Tensor] = []
     map_tree(found.append, tree)
     return found
+
+
+def replaced(fields: T, **changes: Any) -> T:
+    """Return a copy of a named tuple with other values of some fields.
+
+    torch 2.11 compiles the tuple's own `_replace` to an empty tuple where the result leaves the graph.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> class Point(NamedTuple):
+        ...     x: int
+        ...     y: int
+        >>> replaced(Point(1, 2), y=3)
+        Point(x=1, y=3)
+    """
+    values = (changes.get(name, value) for name, value in zip(fields._fields, fields, strict=True))
+    return type(fields)(*values)
 
 
 def differentiable(tree: Tree) -> Tree:

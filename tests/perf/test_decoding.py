@@ -76,6 +76,16 @@ def test_a_step_reads_its_weights_and_moves_its_state_twice(tied):
     assert bytes_of_a_step(model, ()) == 4 * weights - 2 * 20
 
 
+def test_a_cache_of_attention_is_read_and_a_step_is_written():
+    config = ModelConfig(vocab_size=5, d_model=4, n_layers=1, mixer="attention", mixer_args={"n_heads": 2})
+    model = LanguageModel(config)
+    with torch.no_grad():
+        _, state = model(torch.zeros(3, 10, dtype=torch.int64))
+    # keys and values, and the position of each row
+    cache, positions = 4 * 3 * 10 * 2 * 4, 8 * 3
+    assert bytes_of_a_step(model, state) - bytes_of_a_step(model, ()) == cache + cache // 10 + 2 * positions
+
+
 def test_errors(capsys):
     assert main(["decoding", "--device", "cpu", "--batches", "0"]) == 2
     assert "must be at least 1" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_long_loop_within_compiled_and_captured_steps_agrees_with_eager(
         config = dataclasses.replace(
             config,
             task=dataclasses.replace(config.task, length=100),
-            model=dataclasses.replace(config.model, mixer="lem"),
+            model=dataclasses.replace(config.model, mixer="lem", mixer_args={}),
         )
         fit(config, tmp_path / mode)
     losses = [[record["loss"] for record in load_run(tmp_path / mode).metrics] for mode in ("off", "on")]

@@ -32,6 +32,7 @@ from linrec.nn.state_gates import GateKind, StateGate
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import check_options
 from linrec.rules import at_least, choice
+from linrec.trees import replaced
 
 __all__ = ["BlockRecurrent", "RecurrentStates"]
 
@@ -203,7 +204,7 @@ class BlockRecurrent(SegmentMixer):
         if memory.k_s.shape[1] and not torch.is_grad_enabled():
             return memory
         k_s, v_s = self._of_states(self._states(memory))
-        return memory._replace(k_s=k_s, v_s=v_s)
+        return replaced(memory, k_s=k_s, v_s=v_s)
 
     def read(
         self, E: Tensor, memory: RecurrentStates, segment: tuple[Tensor, Tensor], sight: Sight

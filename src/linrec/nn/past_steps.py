@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn.projections import projected
+from linrec.trees import replaced
 
 __all__ = ["PastSteps", "all_keys_and_values", "keys_and_values"]
 
@@ -39,7 +40,7 @@ class PastSteps(NamedTuple):
 
     def keyed(self, k: nn.Linear, v: nn.Linear) -> "PastSteps":
         """Return the steps with their keys and values, or without them where gradients are recorded."""
-        return self._replace(kv=keys_and_values(self.h, self.kv, k, v))
+        return replaced(self, kv=keys_and_values(self.h, self.kv, k, v))
 
     def then(self, steps: "PastSteps") -> "PastSteps":
         """Return the last m steps after t more steps.

@@ -14,6 +14,7 @@ from linrec.ops.core.kernel import differentiated
 from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop.inputs import canonical_gate
 from linrec.ops.gate_loop.segments import wrapped
+from linrec.trees import replaced
 
 # log decay of steps that are fully forgotten: its exponential is zero in every dtype, and unlike -inf it
 # cannot produce NaN in later arithmetic
@@ -161,7 +162,7 @@ def converted(cache: AttentionCache, dtype: torch.dtype) -> AttentionCache:
 def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> AttentionCache:
     """Return the cache with a function applied to every tensor except `alive`."""
     k, v, log_decay, phase = (None if x is None else change(x) for x in cache[:4])
-    return cache._replace(k=k, v=v, log_decay=log_decay, phase=phase)  # type: ignore[arg-type]
+    return replaced(cache, k=k, v=v, log_decay=log_decay, phase=phase)
 
 
 def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor | None:

@@ -26,6 +26,7 @@ from linrec.ops.attention.cache import (
 from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.gate_loop import segments
+from linrec.trees import replaced
 
 # shorter blocks do not occupy a GPU
 SHORTEST_BLOCK = 128
@@ -80,7 +81,7 @@ def _in_ring(given: Attention, ring: Any) -> Result:
     ring.v.index_copy_(1, ring.place, given.v)
     ring.alive.index_fill_(1, ring.place, True)
     y = _attend(given.q, ring.k, ring.v, given, ring.alive[:, None])
-    return y, ring._replace(place=(ring.place + 1) % ring.k.shape[1])
+    return y, replaced(ring, place=(ring.place + 1) % ring.k.shape[1])
 
 
 def _heads_first(seen: AttentionCache, log_decay: Any, phase: Any, given: Attention) -> list[Any]:

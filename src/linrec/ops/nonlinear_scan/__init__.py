@@ -184,7 +184,8 @@ def nonlinear_scan(
         damping: weight of the distance to the last iteration in "damped".
         otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
         convergence: takes the number of iterations and the residual of the call.
-        gradient: of the loop: "adjoint", "autograd", or "auto", which is "autograd".
+        gradient: of the loop: "adjoint", "autograd", or "auto", which is "adjoint" for long sequences on CUDA
+            if a trial on two steps accepts the cell, and "autograd" otherwise.
         mode: "auto", "recurrent", "newton", "quasi_newton" or "damped".
         backend: "auto", "torch" or "reference".
 
@@ -210,6 +211,7 @@ def nonlinear_scan(
         >>> bool((y - parallel).abs().max() < 1e-5)
         True
     """
+    fused = _is_long(x, mode)
     given = NonlinearScan(
         cell,
         x,
@@ -224,9 +226,8 @@ def nonlinear_scan(
         otherwise,
         convergence,
         gradient,
-        False,
+        fused,
     )
-    if _is_long(x, mode):
-        # the decorator imports the compiler, which takes seconds
-        return disable(OPERATOR.__call__)(given._replace(fused=True), mode, backend)
-    return OPERATOR(given, mode, backend)
+    # the decorator imports the compiler, which takes seconds
+    call = disable(OPERATOR.__call__) if fused else OPERATOR
+    return call(given, mode, backend)

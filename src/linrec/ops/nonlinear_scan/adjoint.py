@@ -18,7 +18,7 @@ from linrec.ops.core.isolation import beside
 from linrec.ops.core.kernel import needs_dispatcher
 from linrec.ops.core.loop import Tensors
 from linrec.ops.core.precision import wide, without_autocast
-from linrec.ops.nonlinear_scan.captured import replayed
+from linrec.ops.nonlinear_scan.captured import capturable, replayed
 from linrec.ops.nonlinear_scan.solved import check_cell, of_next_step, solved
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
 from linrec.rules import require
@@ -62,8 +62,10 @@ def takes(given: NonlinearScan) -> bool:
 
 
 def pays(given: NonlinearScan) -> bool:
-    """Return whether the adjoint loop was chosen: its speed is not measured on a GPU yet."""
-    return given.gradient == "adjoint"
+    """Return whether the adjoint loop was chosen, or is faster: where its steps are captured or compiled."""
+    if given.gradient != "auto":
+        return given.gradient == "adjoint"
+    return given.x.is_cuda and (given.fused or capturable([given.x]))
 
 
 def _check_repeated(given: NonlinearScan) -> None:

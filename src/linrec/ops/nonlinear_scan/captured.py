@@ -7,7 +7,6 @@ nothing that a cell holds can change between capture and replay.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,22 +72,28 @@ def replayed(run: Run, state: Tensor, inputs: Sequence[Tensor]) -> Tensor:
 
 
 @functools.cache
-def _aside(current: torch.cuda.Stream) -> tuple[torch.cuda.Stream, Any]:
-    """Return the stream and the memory pool of the captures whose graphs run on a stream, one by one."""
-    # a pool object keeps the memory of graphs that are gone for the next graph
-    return torch.cuda.Stream(current.device), torch.cuda.MemPool()
+def _aside(current: torch.cuda.Stream) -> tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]:
+    """Return the stream of the captures whose graphs run on a stream one by one, and their first graph."""
+    stream, first = torch.cuda.Stream(current.device), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        # a graph without kernels warns
+        first.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device=stream.device)
+        first.capture_end()
+    # as long as this graph lives, its pool keeps the memory of graphs that are gone for the next graph
+    return stream, first
 
 
 def _captured(piece: Piece, before: Piece) -> Piece:
     """Return the replay of a CUDA graph of a piece."""
     current = torch.cuda.current_stream()
-    (stream, pool), graph = _aside(current), torch.cuda.CUDAGraph()
+    (stream, first), graph = _aside(current), torch.cuda.CUDAGraph()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         # libraries allocate their workspaces at the first call on a stream
         before()
         # other threads may allocate meanwhile
-        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
         try:
             piece()
         finally:
