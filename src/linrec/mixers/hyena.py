@@ -176,7 +176,8 @@ class Hyena(Mixer):
         note(parts=parts)
         z, *gates = parts.chunk(self.order + 1, -1)
         if not self.first_filter:
-            z = gates.pop(0) * z
+            gate, *gates = gates
+            z = gate * z
         states = []
         for gate, h, before in zip(gates, self._filters, past.filters, strict=True):
             filtered, after = h(z, before, reset=reset)

@@ -93,6 +93,7 @@ class Differentiable(Generic[In, Out]):
         kept: names of the outputs that only the adjoint reads.
         saves: names of the inputs and outputs that the adjoint reads; it receives None for all others. By
             default these are all inputs and the outputs in `kept`.
+        fresh: whether `forward` allocates all outputs itself, as kernels do.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Differentiable(Generic[In, Out]):
         beside: Mapping[str, int] | None = None,
         kept: Sequence[str] = (),
         saves: Sequence[str] | None = None,
+        fresh: bool = False,
     ) -> None:
         twice: Adjoint = again or (adjoint if plain is None else by_autograd(plain))
         hints = get_type_hints(inputs)
@@ -126,7 +128,12 @@ class Differentiable(Generic[In, Out]):
 
             @staticmethod
             def forward(*given: Any) -> Any:
-                return tuple(forward(inputs(*given), True))
+                found = tuple(forward(inputs(*given), True))
+                if fresh or not torch.compiler.is_compiling():
+                    return found
+                # torch 2.11 compiles wrong gradients of an output that its last operation, such as x.to(dtype),
+                # returned as it was
+                return tuple(x.view_as(x) for x in found)
 
             @staticmethod
             def setup_context(ctx: Any, given: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -362,7 +369,7 @@ def kernel_op(
         return [of_inputs.get(name) for name in hints]
 
     run = forward_op(name, inputs, outputs, memory, forward, batch=batch)
-    kernel = Differentiable(inputs, outputs, run, backward, **options)
+    kernel = Differentiable(inputs, outputs, run, backward, fresh=True, **options)
     kernel.operators = tuple(getattr(torch.ops.linrec, op).default for op in (name, f"{name}_backward"))
     return kernel
 
