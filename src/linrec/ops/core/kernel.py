@@ -131,8 +131,8 @@ class Differentiable(Generic[In, Out]):
                 found = tuple(forward(inputs(*given), True))
                 if fresh or not torch.compiler.is_compiling():
                     return found
-                # torch 2.11 compiles wrong gradients of an output that the last operation of `forward`, such as
-                # x.to(dtype), returned as it was
+                # torch 2.11 compiles wrong gradients of an output that the last operation of `forward`
+                # returned as it was, such as x.to(dtype)
                 return tuple(x.view_as(x) for x in found)
 
             @staticmethod
