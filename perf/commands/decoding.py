@@ -98,8 +98,8 @@ def show(console: Console, results: dict[str, Any]) -> None:
     """Print the speeds, then what failed."""
     told = results["protocol"]
     console.print(
-        f"\nprompts of {told['length']} tokens, {told['precision']}; % of what reading the weights once, and "
-        "reading and writing the state, allow",
+        f"\nprompts of {told['length']} tokens, {told['precision']}; % of the speed at which "
+        "the fewest bytes of a step move at the rate of a copy",
         highlight=False,
     )
     table = plain_table()

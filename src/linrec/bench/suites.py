@@ -162,6 +162,14 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
             )
             for length in (2000, 5000)
         ),
+        # fewer layers and epochs than in the recipe, because some cells run step by step
+        Entry(
+            "permuted-fashion-mnist",
+            "sequential-fashion-mnist",
+            task={"permuted": True},
+            model={"n_layers": 2},
+            loop={"epochs": 6, "batch_size": 128},
+        ),
         *_as_it_is("har2"),
         Entry("bidmc-hr", "bidmc"),
         Entry("bidmc-rr", "bidmc"),
