@@ -49,9 +49,22 @@ mad-gate-loop() {
 lstm-task-2b() {
   suite memory lstm-task-2b --tasks lstm-task-2b --mixers "ls_lstm(forget_bias_init=5.0)" hgru mamba s4d
 }
+# what memories carry from segment to segment; the last model sees all steps
+segments() {
+  suite segments segments --parameters 340000 --mixers \
+    "attention@recurrent_memory(segment_length=24)" \
+    "attention@recurrent_memory(segment_length=24, detach='segment')" \
+    "transformer_xl(segment_length=24, memory_length=12)" "transformer_xl(segment_length=24)" \
+    "transformer_xl(segment_length=24, memory_length=48)" \
+    "transformer_xl(segment_length=24, memory_length=12)@enhanced_recurrence(segment_length=24)" \
+    "compressive_transformer(segment_length=24)" \
+    "infini_attention(segment_length=24)" "infini_attention(segment_length=24, update='delta')" \
+    "block_recurrent(segment_length=24, n_states=8)" "attention@memformer(segment_length=24)" attention
+}
 
 questions=("$@")
-((${#questions[@]})) || questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop)
+((${#questions[@]})) ||
+  questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop segments)
 for question in "${questions[@]}"; do
   "$question"
 done
