@@ -144,7 +144,7 @@ def nonlinear_scan(
 
     {backends}
 
-    `"auto"` is the loop. The modes of Newton's method evaluate the cell at all steps at once, and each
+    The mode "auto" is the loop. The modes of Newton's method evaluate the cell at all steps at once, and each
     iteration is a scan. They pay for long sequences if they need few iterations, as they do if the cell
     contracts. All modes have the same result and the same gradients, of any order, to the tolerance.
 
