@@ -150,15 +150,24 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         # an eighth of the updates of the papers, and a tenth for Penn Treebank
         Entry("event-xor", "event-xor", loop={"steps": 20_000}),
         Entry("event-xor-dense", "event-xor", task={"dense": True}, loop={"steps": 20_000}),
-        # the batches and updates of expRNN
-        Entry("copying-1000", "copying", task={"length": 1000}, loop={"steps": 4000, "batch_size": 128}),
-        # the batches of LEM and coRNN; epochs are short, because a sequence takes 8 bytes per step
+        # for mixers that take irregular steps
+        Entry("event-xor-dt", "event-xor", task={"with_dt": True}, loop={"steps": 20_000}),
+        # the layer, batches and updates of expRNN
+        Entry(
+            "copying-1000",
+            "copying",
+            task={"length": 1000},
+            model={"n_layers": 1, "d_model": 190, "channel_mixing": "none"},
+            loop={"steps": 4000, "batch_size": 128},
+        ),
+        # the layer and batches of LEM and coRNN; epochs are short, because a sequence takes 8 bytes per step
         *(
             Entry(
                 f"adding-{length}",
                 "adding",
                 task={"length": length, "n_train": 1000},
-                loop={"steps": 10_000, "batch_size": 50},
+                model={"n_layers": 1, "channel_mixing": "none"},
+                loop={"steps": 4000, "batch_size": 50},
             )
             for length in (2000, 5000)
         ),
