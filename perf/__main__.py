@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import tyro
 
+from perf.commands.cells import CellsOptions, cells
 from perf.commands.decoding import DecodingOptions, decoding
 from perf.commands.loops import LoopsOptions, loops
 from perf.commands.loss import LossOptions, loss
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "steps": (StepsOptions, steps),
     "loops": (LoopsOptions, loops),
     "nonlinear": (NonlinearOptions, nonlinear),
+    "cells": (CellsOptions, cells),
     "loss": (LossOptions, loss),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from linrec.models import ModelConfig
+from linrec.models import LanguageModel, ModelConfig
 from linrec.ops import gate_loop, scan
 from linrec.train import get_recipe
 from linrec.train.state import matmul_precision
@@ -119,7 +119,7 @@ def _time_step(device: torch.device, budget: Budget, quick: bool, *, captured: b
         compile="on" if captured else "off",
     )
     batch, length = (2, 32) if quick else (loop.batch_size, 1024)
-    _, take = make_step(config.model, config.optim, loop)
+    _, take = make_step(partial(LanguageModel, config.model), config.optim, loop)
     inputs = torch.randint(config.model.vocab_size, (batch, length), device=device)
     targets = torch.randint(50, (batch, length), device=device)
     with matmul_precision(loop.matmul_precision):

@@ -46,6 +46,11 @@ def release(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def held_bytes(device: torch.device) -> int | None:
+    """Return the bytes that tensors take now; None where nobody counts."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+
 def peak_bytes(device: torch.device) -> int | None:
     """Return the most bytes that tensors took since `release`; None where nobody counts."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

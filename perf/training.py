@@ -5,13 +5,13 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from linrec.mixers.attention import Attention
-from linrec.models import LanguageModel, ModelConfig, preset
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
 from linrec.models.regional import compiling
 from linrec.train import LoopConfig, OptimConfig, get_recipe
 from linrec.train.config import complete_mixer_args
@@ -25,6 +25,8 @@ from perf.memory import peak_bytes, release, why
 from perf.sizes import Model, Size
 from perf.timing import calls_per_second, tokens_per_second
 from perf.training_peers import fla_loss, fla_model, make_fla_step
+
+M = TypeVar("M", LanguageModel, SequenceClassifier)
 
 FLOPS = (
     "per token 6 for each parameter but those of an embedding that is only looked up, and with softmax "
@@ -84,14 +86,12 @@ def flops_per_token(model: LanguageModel, length: int) -> int:
     return 6 * weights + 6 * length * scores
 
 
-def make_step(
-    config: ModelConfig, optim: OptimConfig, loop: LoopConfig
-) -> tuple[LanguageModel, Callable[..., None]]:
-    """Return a model, and a step over (inputs, targets, reset) that trains it as `linrec train` does.
+def make_step(make: Callable[[], M], optim: OptimConfig, loop: LoopConfig) -> tuple[M, Callable[..., None]]:
+    """Return the model, and a step over (inputs, targets, reset) that trains it as `linrec train` does.
 
     Compiled, and on CUDA replayed as one graph, as `loop.compile` has it.
     """
-    fabric, model, objective = _make_objective(config, loop)
+    fabric, model, objective = _make_objective(make, loop)
     optimizers = make_optimizers(model, optim)
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     step: Callable[..., None] = functools.partial(
@@ -113,12 +113,13 @@ def make_step(
     return model, scheduled
 
 
-def _make_objective(config: ModelConfig, loop: LoopConfig) -> tuple[Fabric, LanguageModel, Any]:
+def _make_objective(make: Callable[[], M], loop: LoopConfig) -> tuple[Fabric, M, Any]:
     fabric = make_fabric(loop)
     seed_all(loop.seed)
     with fabric.device:
-        model = LanguageModel(config)
-    model.recompute = loop.recompute
+        model = make()
+    if isinstance(model, LanguageModel):
+        model.recompute = loop.recompute
     objective: Any = Objective(model)
     if uses_compile(loop, fabric.device):
         torch.compiler.reset()
@@ -194,7 +195,7 @@ def measure_forward(
     """Measure the forward pass and the loss, without gradients; the result is that of `measure_training`."""
     release(device)
     with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
-        _, model, objective = _make_objective(config, loop)
+        _, model, objective = _make_objective(functools.partial(LanguageModel, config), loop)
         call = functools.partial(objective, *_tokens(config.vocab_size, loop, length, device))
         return _measured_forward(call, model, loop.batch_size * length, device, windows)
 
@@ -217,7 +218,7 @@ def _measured(
     document: int | None,
     profile: bool,
 ) -> dict[str, Any]:
-    model, step = make_step(config, OPTIM, loop)
+    model, step = make_step(functools.partial(LanguageModel, config), OPTIM, loop)
     inputs, targets = _tokens(config.vocab_size, loop, length, device)
     reset = None
     if document is not None:

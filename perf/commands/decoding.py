@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from perf.commands.ops import budget_of, yardstick
-from perf.commands.results import HERE, Device, RefusedError, about, check_profile, file_name, say, write
+from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.decoding import LIMIT, PRECISION, measure_decoding, measure_fla_decoding
 from perf.sizes import MODELS, QUICK, sized
 from perf.table import plain_table, shares
@@ -18,11 +18,10 @@ from perf.training_peers import PACKAGES
 
 
 @dataclass(frozen=True)
-class DecodingOptions:
+class DecodingOptions(Options):
     """Tokens per second of generating text with models of one size that differ in their mixers alone.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         models: names of `perf.sizes.MODELS`; "all" takes every model.
         size: size of the models, by the names of `perf.sizes.SIZES`.
         batches: sequences that are generated at once, one measurement each.
@@ -31,10 +30,8 @@ class DecodingOptions:
         peers: also measure `generate` of flash-linear-attention's model of the same size, where there is one.
         profile: tell what the device spends its time on; CUDA alone.
         out: folder for DEVICE-SIZE.json.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     models: tuple[str, ...] = ("gla",)
     size: str = "374M"
     batches: tuple[int, ...] = (1, 64)
@@ -43,7 +40,6 @@ class DecodingOptions:
     peers: bool = False
     profile: bool = False
     out: Path = Path("results/decoding")
-    quick: bool = False
 
 
 def decoding(options: DecodingOptions, command: str) -> int:

@@ -8,27 +8,23 @@ import torch
 from rich.console import Console
 
 from perf.commands.ops import budget_of
-from perf.commands.results import HERE, Device, about, file_name, measure_rows, rows_named
+from perf.commands.results import Options, about, file_name, measure_rows, rows_named
 from perf.loops import NAMES, loop_rows_of, measure_loop
 from perf.rows import PASSES
 from perf.table import SHORT, plain_table
 
 
 @dataclass(frozen=True)
-class LoopsOptions:
+class LoopsOptions(Options):
     """Speed of the sLSTM's kernel beside the loop in torch operations and torch's LSTM of the same width.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         rows: names of the rows; none is all rows.
         out: folder for DEVICE.json.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     rows: tuple[str, ...] = ()
     out: Path = Path("results/loops")
-    quick: bool = False
 
 
 def loops(options: LoopsOptions, command: str) -> int:

@@ -10,7 +10,7 @@ from rich.console import Console
 from linrec.errors import unknown
 from linrec.train.state import matmul_precision
 from perf.commands.ops import budget_of
-from perf.commands.results import HERE, Device, RefusedError, about, file_name, measure_rows
+from perf.commands.results import Options, RefusedError, about, file_name, measure_rows
 from perf.loss import LIGER, LOSSES, QUICK, ROWS, measure_loss
 from perf.table import plain_table
 from perf.timing import matmul_rate
@@ -19,22 +19,18 @@ PACKAGES = ("liger-kernel",)
 
 
 @dataclass(frozen=True)
-class LossOptions:
+class LossOptions(Options):
     """Speed and memory of the head and its cross-entropy, forward and backward, without all logits in memory.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         rows: names of the rows; none is all rows.
         peers: also measure Liger's fused kernel.
         out: folder for DEVICE.json.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     rows: tuple[str, ...] = ()
     peers: bool = False
     out: Path = Path("results/loss")
-    quick: bool = False
 
 
 def loss(options: LossOptions, command: str) -> int:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from linrec.errors import unknown
 from linrec.train.interrupt import Interrupt
-from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from perf.commands.results import Options, RefusedError, about, file_name, say, write
 from perf.encoders import BASELINE, ENCODERS, Encoder, Size
 from perf.memory import OUT_OF_MEMORY
 from perf.models import PASSES, Protocol, Way, best_points, measure_encoder, parameters
@@ -25,14 +25,13 @@ QUICK_SIZE = Size(batch=2, n_layers=1, d_model=16, d_channel_mixing=32)
 
 
 @dataclass(frozen=True)
-class ModelsOptions:
+class ModelsOptions(Options):
     """Speed of training and inference against length: encoders that differ in their mixers alone.
 
     HGRN's table 15: an encoder for Text of the Long Range Arena, steps per second at 1K to 5K bytes, "out of
     memory" where it is. Of eager and compiled, the faster one is shown.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         models: names of the encoders, all by default; a name that does not exist lists them.
         lengths: lengths to measure, by default 1,024 to 5,120.
         longest: go on to 8,192, 16,384 and 32,768 steps.
@@ -42,10 +41,8 @@ class ModelsOptions:
         precision: bfloat16 autocast over float32 parameters, or float32 throughout.
         matmul_precision: torch's setting for float32 matrix products; "high" allows TensorFloat32.
         out: folder for DEVICE.json and DEVICE.png.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     models: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     longest: bool = False
@@ -54,7 +51,6 @@ class ModelsOptions:
     precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
     matmul_precision: Literal["highest", "high"] = "high"
     out: Path = Path("results/models")
-    quick: bool = False
 
 
 def models(options: ModelsOptions, command: str) -> int:

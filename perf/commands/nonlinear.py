@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from perf.commands.results import HERE, Device, about, file_name, measure_rows, rows_named
+from perf.commands.results import Options, about, file_name, measure_rows, rows_named
 from perf.nonlinear import NAMES, measure_nonlinear, nonlinear_rows_of
 from perf.rows import PASSES
 from perf.table import SHORT, plain_table
@@ -15,20 +15,16 @@ from perf.timing import Budget
 
 
 @dataclass(frozen=True)
-class NonlinearOptions:
+class NonlinearOptions(Options):
     """Speed of nonlinear_scan's loops and of Newton's method beside torch's recurrent layers.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         rows: names of the rows; none is all rows.
         out: folder for DEVICE.json.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     rows: tuple[str, ...] = ()
     out: Path = Path("results/nonlinear")
-    quick: bool = False
 
 
 def nonlinear(options: NonlinearOptions, command: str) -> int:

@@ -11,16 +11,7 @@ import torch
 from rich.console import Console
 
 from linrec.errors import unknown
-from perf.commands.results import (
-    HERE,
-    Device,
-    RefusedError,
-    about,
-    file_name,
-    measure_rows,
-    say,
-    write,
-)
+from perf.commands.results import Options, RefusedError, about, file_name, measure_rows, say, write
 from perf.grow import SHORTEST, draw, measure_growth
 from perf.lines import measure_line
 from perf.ops import measure_row
@@ -35,24 +26,20 @@ P = TypeVar("P", bound=Implementation)
 
 
 @dataclass(frozen=True)
-class RowOptions:
+class RowOptions(Options):
     """Options of the commands that measure rows.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         rows: names of the rows to measure, all by default; a name that does not exist lists them.
         peers: measure other implementations too, those that are installed.
         without: with --peers, the names of peers to leave out.
         out: folder for DEVICE.json, DEVICE-matrix.json or DEVICE-steps.json, and what --grow writes.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     rows: tuple[str, ...] = ()
     peers: bool = False
     without: tuple[str, ...] = ()
     out: Path = Path("results/ops")
-    quick: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,6 +17,19 @@ from perf.rows import R, select
 Device: TypeAlias = Literal["cuda", "cpu"]
 HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 """Where a command measures when nobody says."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of every command that measures on a device.
+
+    Args:
+        device: where to measure; by default on CUDA where there is one.
+        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
+    """
+
+    device: Device = HERE
+    quick: bool = False
 
 
 class RefusedError(Exception):

@@ -9,29 +9,25 @@ import torch
 from rich.console import Console
 
 from linrec.errors import unknown
-from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from perf.commands.results import Options, RefusedError, about, file_name, say, write
 from perf.segments import BASE, PEER, QUICK, measure_segments, variants
 from perf.table import plain_table
 from perf.training import Windows
 
 
 @dataclass(frozen=True)
-class SegmentsOptions:
+class SegmentsOptions(Options):
     """Training steps on a segment with the memory of the segment before, at Transformer-XL's base shape.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         models: names of the models; "all" takes every model.
         peers: also measure x-transformers, with its memories, fused attention and rotary positions.
         out: folder for DEVICE.json.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     models: tuple[str, ...] = ("all",)
     peers: bool = False
     out: Path = Path("results/segments")
-    quick: bool = False
 
 
 def segments(options: SegmentsOptions, command: str) -> int:

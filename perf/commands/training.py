@@ -13,7 +13,7 @@ from linrec.models import ModelConfig
 from linrec.models.pattern import spelled
 from linrec.train import LoopConfig
 from linrec.train.state import matmul_precision
-from perf.commands.results import HERE, Device, RefusedError, about, check_profile, file_name, say, write
+from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate
 from perf.training import (
@@ -33,13 +33,12 @@ PEER_PARTS = ("fla", "forward")
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Options):
     """Tokens per second of training language models, on random tokens: the step that `linrec train` makes.
 
     With `--models`, measurements are added to those of earlier calls, and a picture is drawn of all.
 
     Args:
-        device: where to measure; by default on CUDA where there is one.
         presets: models, by the names of `linrec.models.preset_names()`.
         mixers: mixers to put into each of them; by default the preset's own.
         models: in place of presets, models of one size that differ in their mixers alone, by the names of
@@ -58,10 +57,8 @@ class TrainingOptions:
         compile: compile the model, and on CUDA replay each step as one graph; "auto" does so on CUDA alone.
         profile: tell what the device spends its time on; CUDA alone.
         out: folder for DEVICE.json.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
-    device: Device = HERE
     presets: tuple[str, ...] = ("wikitext103-hgrn",)
     mixers: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
@@ -78,7 +75,6 @@ class TrainingOptions:
     compile: Literal["auto", "on", "off"] = "auto"
     profile: bool = False
     out: Path = Path("results/training")
-    quick: bool = False
 
 
 def training(options: TrainingOptions, command: str) -> int:

@@ -161,7 +161,8 @@ def test_flops_are_six_for_each_parameter_in_a_product():
 
 def test_the_step_is_that_of_training():
     config = ModelConfig(vocab_size=11, d_model=8, n_layers=1, d_channel_mixing=8)
-    model, step = make_step(config, OPTIM, LoopConfig(batch_size=2, accumulate=2, device="cpu"))
+    loop = LoopConfig(batch_size=2, accumulate=2, device="cpu")
+    model, step = make_step(lambda: LanguageModel(config), OPTIM, loop)
     tokens = torch.arange(22).reshape(2, 11) % 11
     losses = []
     for _ in range(20):
