@@ -10,6 +10,7 @@ import tyro
 
 from perf.commands.cells import CellsOptions, cells
 from perf.commands.decoding import DecodingOptions, decoding
+from perf.commands.iterations import IterationsOptions, iterations
 from perf.commands.loops import LoopsOptions, loops
 from perf.commands.loss import LossOptions, loss
 from perf.commands.matrix import MatrixOptions, matrix
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "loops": (LoopsOptions, loops),
     "nonlinear": (NonlinearOptions, nonlinear),
     "cells": (CellsOptions, cells),
+    "iterations": (IterationsOptions, iterations),
     "loss": (LossOptions, loss),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),

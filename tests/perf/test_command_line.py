@@ -122,7 +122,7 @@ def test_what_is_no_command_gets_the_list_of_them(words, capsys):
     assert main(words) == 2
     assert (
         "usage: python -m perf "
-        "{ops,matrix,steps,loops,nonlinear,cells,loss,models,training,decoding,segments,tasks} ..."
+        "{ops,matrix,steps,loops,nonlinear,cells,iterations,loss,models,training,decoding,segments,tasks} ..."
         in capsys.readouterr().err
     )
 

@@ -1,0 +1,82 @@
+"""Newton's iterations on the layers of trained models, before and after training."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from linrec.models import SequenceClassifier, SequenceClassifierConfig
+from linrec.ops.core.backends import choose
+from linrec.ops.core.call import Call, Result, handling
+from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError
+from linrec.train.run import Run
+from linrec.train.state import seed_all
+from perf.nonlinear import MAX_ITERATIONS, NEWTON, NEWTON_STATE, QUASI
+
+START, END = "start", "end"
+
+
+def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, Any]]:
+    """Count the iterations that validation samples need, with the run's initial and its trained weights.
+
+    Args:
+        run: the run of a sequence classifier with mixers on `nonlinear_scan`.
+        device: where to count.
+        n: number of samples.
+
+    Returns:
+        For each of "start" and "end" of training, each call of the operator in the order of the layers, and
+        each mode of Newton's method: "weights", "layer", "mode", "steps", "state" and "iterations"; or
+        "missing", the reason why there are none.
+    """
+    config = run.config.model
+    if not isinstance(config, SequenceClassifierConfig):
+        raise ValueError(f"{run.path} must be the run of a sequence classifier; got a language model.")
+    batch = run.config.task.prepared().split("validation").rows(torch.arange(n))
+    inputs, lengths, dt = (
+        None if part is None else part.to(device) for part in (batch.inputs, batch.lengths, batch.dt)
+    )
+    seed_all(run.config.loop.seed)
+    found = []
+    for weights, model in (START, SequenceClassifier(config)), (END, run.classifier()):
+        counts: list[dict[str, Any]] = []
+        with torch.no_grad(), counting(counts):
+            model.eval().to(device)(inputs, lengths=lengths, dt=dt)
+        found += [{"weights": weights, **count} for count in counts]
+    return found
+
+
+@contextmanager
+def counting(counts: list[dict[str, Any]]) -> Iterator[None]:
+    """Add the iterations of every call of `nonlinear_scan` within the context to `counts`."""
+    layers = 0
+
+    def handler(call: Call, proceed: Callable[[], Result]) -> Result:
+        nonlocal layers
+        if call.operator is OPERATOR:
+            for mode in (NEWTON, QUASI):
+                counts.append({"layer": layers, "mode": mode, **_counted(call, mode)})
+            layers += 1
+        return proceed()
+
+    with handling(handler):
+        yield
+
+
+def _counted(call: Call, mode: str) -> dict[str, Any]:
+    x, state = call.inputs.x, call.inputs.state
+    size = (x if state is None else state).shape[-1]
+    sizes = {"steps": x.shape[1], "state": size}
+    if mode == NEWTON and size > NEWTON_STATE:
+        return sizes | {"missing": f"state over {NEWTON_STATE}"}
+    report = Convergence().to(x.device)
+    inputs = call.inputs._replace(
+        gradient="auto", max_iterations=MAX_ITERATIONS, convergence=report, otherwise="error"
+    )
+    backend = choose(OPERATOR.name, OPERATOR.backends, inputs, x.device.type, mode, "torch")
+    try:
+        OPERATOR.run(inputs, backend)
+    except ConvergenceError:
+        return sizes | {"missing": f"no convergence in {MAX_ITERATIONS}"}
+    return sizes | {"iterations": int(report.iterations)}
