@@ -4,6 +4,7 @@ import re
 import pytest
 
 from linrec.bench import write_page
+from linrec.bench.pictures import drawings
 from linrec.bench.standings import level, standings
 
 
@@ -98,7 +99,33 @@ def test_lengths_are_those_that_all_seeds_were_probed_with():
     (standing,) = standings(
         [row("gla", probes=of_more), row("gla", 1, probes=of_more | kinds), row("gla", 2)]
     )
-    assert standing.by_length == {5: [0.05, 0.05, 0.5], 20: [0.2, 0.2, 0.2]}
+    assert standing.probes == {"length": {5: [0.05, 0.05, 0.5], 20: [0.2, 0.2, 0.2]}}
+
+
+def test_scores_by_noise_begin_with_the_test_split(tmp_path):
+    levels = {"noise": (0.3, 0.1), "salt-and-pepper": (0.03, 0.05, 0.2)}
+    probes = {
+        f"{kind} {level}": {"accuracy": 0.5 - level, "loss": 1.0} for kind in levels for level in levels[kind]
+    }
+    # a probe of the other task is named by a folder, which is no kind of noise
+    rows = [row("gla", score=0.5, probes=probes), row("gla", 1, score=0.75, probes=probes)]
+    rows.append(row("gla", task="adding", probes={"mnist 2": {"accuracy": 1.0, "loss": 0.0}}))
+    (standing, other) = table = standings(rows)
+    assert other.probes == {}
+    assert standing.probes.keys() == levels.keys()
+    assert [*standing.probes["noise"].items()] == [(0, [0.5, 0.75]), (0.1, [0.4, 0.4]), (0.3, [0.2, 0.2])]
+    (drawing,) = (drawing for drawing in drawings("copying", table) if drawing.name.endswith("-noise"))
+    assert drawing.title == "copying: score by noise"
+    white, salt = drawing.figure.axes
+    assert white.get_xlabel() == "standard deviation of white noise"
+    assert salt.get_xlabel() == "share of pixels made black or white"
+    assert white.lines[0].get_xydata().tolist() == [[0, 0.625], [0.1, 0.4], [0.3, 0.2]]
+    # 0.03 and 0.05 are too close for two labels
+    assert [label.get_text() for label in salt.get_xticklabels()] == ["0", "0.03", "0.2"]
+    assert white.get_xscale() == salt.get_xscale() == "linear"
+    write_page(rows, tmp_path, title="suite")
+    assert (tmp_path / "pictures" / "copying-noise.png").exists()
+    assert not (tmp_path / "pictures" / "copying-lengths.png").exists()
 
 
 def test_a_loss_that_is_no_number_is_the_lowest_of_none():

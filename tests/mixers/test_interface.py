@@ -114,6 +114,8 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
     _, state = mixer(x)
     times = {"dt": torch.rand(2, TIME) + 0.5} if mixer.takes_dt else {}
     with OnTheDevice():
+        # a memory across a stack starts each segment within a training step
+        mixer.init_state(2)
         y, _ = mixer(x, state, reset=reset, **times)
         y.sum().backward()
 

@@ -65,6 +65,10 @@ def test_grey_pixels_may_be_tokens(folder):
             ValueError, match="`tokens` needs `grey` = True and `by_row` = False; got `grey` = "
         ):
             SequentialCIFAR(tokens=True, **wrong)
+    with pytest.raises(
+        ValueError, match=r"need `tokens` = False; got `tokens` = True with \(\) and \(0.1,\)"
+    ):
+        SequentialCIFAR(grey=True, tokens=True, test_salt_and_pepper=(0.1,))
 
 
 def test_row_by_row_and_in_the_order_of_reversed_bits(folder):
@@ -74,6 +78,17 @@ def test_row_by_row_and_in_the_order_of_reversed_bits(folder):
     permuted = SequentialCIFAR(path=folder, n_validation=7, permuted=True, permutation="bit-reversal")
     # 0, 512, 256, 768, 128: halves, quarters, eighths of 1,024
     assert torch.equal(permuted.split("test").pixels[:, :5], plain[:, [0, 512, 256, 768, 128]])
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_salt_and_pepper_changes_all_colours_of_a_pixel(folder, by_row):
+    task = SequentialCIFAR(path=folder, n_validation=7, by_row=by_row, test_salt_and_pepper=(0.5,))
+    probe = task.probes["salt-and-pepper 0.5"]
+    pixels, clean = (split.pixels.reshape(-1, 3) for split in (probe, task.split("test")))
+    changed = (pixels != clean).any(1)
+    assert ((pixels[changed] == 0) | (pixels[changed] == 255)).all()
+    assert torch.equal(pixels[changed].amin(1), pixels[changed].amax(1))
+    assert abs(float(changed.double().mean()) - 0.5) < 4 * (0.25 / len(pixels)) ** 0.5
 
 
 def test_the_folder_around_it_and_the_archive_are_the_same_data(folder, tmp_path):

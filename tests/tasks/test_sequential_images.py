@@ -10,7 +10,7 @@ import torch
 
 from linrec import tasks
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.tasks import ScoredTask, SequentialImages, Source, Task
+from linrec.tasks import ProbedTask, ScoredTask, SequentialImages, Source, Task
 from linrec.text import DataError
 from linrec.train import ConfigError, LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.train.config import config_from_dict, config_to_dict
@@ -45,6 +45,19 @@ def folder(tmp_path):
     path.mkdir()
     for name, array in zip(FILES, (*TRAIN, *TEST), strict=True):
         (path / name).write_bytes(idx(array))
+    return path
+
+
+@pytest.fixture
+def grey(tmp_path):
+    """Enough pixels for statistics of noise, none of them black or white."""
+    path = tmp_path / "grey"
+    path.mkdir()
+    rng = np.random.default_rng(3)
+    for part, n in (("train", 12), ("t10k", 40)):
+        images = rng.integers(1, 255, (n, 20, 28), dtype=np.uint8)
+        (path / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (path / f"{part}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, n, dtype=np.uint8)))
     return path
 
 
@@ -128,6 +141,88 @@ def test_row_by_row_a_step_has_the_pixels_of_a_row(folder, tmp_path):
     assert inputs.shape == (12, 5, 28) and task.n_features == 28
     pixels = everything(SequentialImages(path=wide, n_validation=2).split("test")).inputs
     assert torch.equal(inputs.flatten(1), pixels[..., 0])
+
+
+def test_white_noise_is_added_to_the_pixels_before_they_are_normalised(grey):
+    task = SequentialImages(path=grey, n_validation=2, permuted=True, test_noise=(0.1, 0.5))
+    assert isinstance(task, ProbedTask) and list(task.probes) == ["noise 0.1", "noise 0.5"]
+    test = task.split("test")
+    clean = everything(test)
+    without = SequentialImages(path=grey, n_validation=2, permuted=True)
+    assert torch.equal(clean.inputs, everything(without.split("test")).inputs) and without.probes == {}
+    units = []
+    for level, probe in zip(task.test_noise, task.probes.values(), strict=True):
+        batch = everything(probe)
+        assert torch.equal(batch.targets, clean.targets) and batch.inputs.dtype == torch.float32
+        units.append((batch.inputs - clean.inputs).double() * test.std / level)
+    # the same noise at both levels, up to rounding
+    torch.testing.assert_close(units[0], units[1], rtol=0, atol=1e-5)
+    noise, n = units[1], units[1].numel()
+    # mean, variance and correlations of independent standard normal numbers, within four standard errors
+    assert abs(float(noise.mean())) < 4 / n**0.5 and abs(float(noise.var()) - 1) < 4 * (2 / n) ** 0.5
+    for one, other in ((noise[1:], noise[:-1]), (noise[:, 1:], noise[:, :-1])):
+        assert abs(float((one * other).mean())) < 4 / one.numel() ** 0.5
+    # not clipped
+    pixels = everything(task.probes["noise 0.5"]).inputs * test.std + test.mean
+    assert pixels.min() < -0.5 and pixels.max() > 1.5
+
+
+def test_noise_depends_only_on_the_seed_and_the_image(grey):
+    fields = {"path": grey, "n_validation": 2, "test_noise": (0.2,), "test_salt_and_pepper": (0.3,)}
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    task = SequentialImages(**fields)
+    other = SequentialImages(**fields, seed=1)
+    in_rows = SequentialImages(**fields, by_row=True)
+    for name, probe in task.probes.items():
+        whole = everything(probe).inputs
+        assert torch.equal(everything(probe).inputs, whole)
+        assert torch.equal(everything(SequentialImages(**fields).probes[name]).inputs, whole)
+        parts = [probe.rows(index).inputs for index in torch.arange(len(probe)).split(7)]
+        assert torch.equal(torch.cat(parts), whole)
+        assert torch.equal(probe.rows(torch.tensor([9, 2, 9])).inputs, whole[[9, 2, 9]])
+        assert torch.equal(everything(probe.to("cpu").of_epoch(seed=3, epoch=2)).inputs, whole)
+        assert probe.to("meta").rows(torch.tensor([4])).inputs.shape == (1, 560, 1)
+        assert torch.equal(everything(in_rows.probes[name]).inputs.flatten(1), whole[..., 0])
+        assert not torch.equal(everything(other.probes[name]).inputs, whole)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+def test_salt_and_pepper_makes_a_share_of_the_pixels_black_or_white(grey):
+    task = SequentialImages(path=grey, n_validation=2, test_salt_and_pepper=(0.1, 0.4, 1))
+    names = ["salt-and-pepper 0.1", "salt-and-pepper 0.4", "salt-and-pepper 1.0"]
+    assert list(task.probes) == names
+    clean = task.split("test")
+    n, before = clean.pixels.numel(), torch.zeros_like(clean.pixels, dtype=torch.bool)
+    for level, probe in zip(task.test_salt_and_pepper, task.probes.values(), strict=True):
+        black, white = probe.pixels == 0, probe.pixels == 255
+        changed = black | white
+        assert torch.equal(probe.pixels[~changed], clean.pixels[~changed])
+        assert torch.equal(probe.labels, clean.labels) and probe.pixels.dtype == torch.uint8
+        for mask in (black, white):
+            share = level / 2
+            assert abs(float(mask.double().mean()) - share) < 4 * (share * (1 - share) / n) ** 0.5
+        # the pixels of a lower level are among them
+        assert changed[before].all()
+        before = changed
+    assert before.all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"test_noise": (0.0, 0.1)}, r"`test_noise` must have positive .* deviations; got \(0.0, 0.1\). The"),
+        ({"test_noise": (math.inf,)}, r"`test_noise` must have .* finite standard deviations; got \(inf,\)"),
+        ({"test_noise": (math.nan,)}, r"`test_noise` must have positive and finite .*; got \(nan,\)"),
+        ({"test_salt_and_pepper": (0,)}, r"`test_salt_and_pepper` must have shares above 0 .*; got \(0.0,\)"),
+        ({"test_salt_and_pepper": (0.5, 1.5)}, r"shares above 0 and at most 1; got \(0.5, 1.5\). The test"),
+    ],
+)
+def test_levels_of_noise_out_of_range_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        SequentialImages(**fields)
 
 
 def test_rows_are_those_asked_for_and_epochs_change_nothing(folder):
@@ -270,6 +365,20 @@ def test_a_classifier_trains_and_its_scores_are_those_of_the_rebuilt_model(folde
     assert math.isfinite(result.validation["loss"])
     with pytest.raises(ConfigError, match="is a sequence classifier, not a language model"):
         run.model()
+
+
+def test_images_with_noise_are_scored_after_training(folder, tmp_path):
+    config = tiny(folder)
+    task = dataclasses.replace(config.task, test_noise=(0.5,), test_salt_and_pepper=(0.25,))
+    result = fit(dataclasses.replace(config, task=task), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert run.config.task == task and result.probes.keys() == {"noise 0.5", "salt-and-pepper 0.25"}
+    for name, scores in result.probes.items():
+        batch = everything(task.probes[name])
+        with torch.no_grad():
+            logits = run.classifier()(batch.inputs)
+        loss = torch.nn.functional.cross_entropy(logits.double(), batch.targets)
+        assert scores["loss"] == pytest.approx(float(loss), rel=1e-5) != result.test["loss"]
 
 
 def test_the_recipe_is_causal_and_survives_json():

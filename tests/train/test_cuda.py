@@ -1,13 +1,20 @@
 import dataclasses
+import functools
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from linrec.train import InterruptedRunError, TrainConfig, fit, load_run
-from linrec.train.step import EAGER_STEPS, CapturedStep
+from linrec.models import LanguageModel, MemoryConfig, ModelConfig
+from linrec.models.regional import compiling
+from linrec.tasks import Batch, LanguageModeling
+from linrec.train import InterruptedRunError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
+from linrec.train.fabric import make_fabric
+from linrec.train.optim import make_optimizers
+from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, reads_values, train_step
 
 from .test_regression import ADDING, config_of
 from .test_resume import assert_same_run, stop_at
@@ -91,6 +98,124 @@ def test_resume_is_exact_to_the_last_bit(
         fit(config, tmp_path / "pieces", progress=stop_at(6, signal.SIGTERM))
     fit(config, tmp_path / "pieces", resume=True)
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
+
+
+SEGMENT = {"segment_length": 3}
+ATTENTION = {"mixer": "attention", "mixer_args": {"n_heads": 2}}
+MEMORIES: dict[str, dict[str, Any]] = {
+    "recurrent_memory": {
+        **ATTENTION,
+        "memory": MemoryConfig(kind="recurrent_memory", n_tokens=2, detach=2, **SEGMENT),
+    },
+    "memformer": {**ATTENTION, "memory": MemoryConfig(kind="memformer", n_tokens=2, **SEGMENT)},
+    "recomputed": {
+        **ATTENTION,
+        "memory": MemoryConfig(kind="memformer", n_tokens=2, update="normalised", recompute=True, **SEGMENT),
+    },
+    "enhanced_recurrence": {
+        "mixer": "transformer_xl",
+        "mixer_args": SEGMENT,
+        "memory": MemoryConfig(kind="enhanced_recurrence", **SEGMENT),
+    },
+}
+
+
+def with_memory(config: TrainConfig, name: str) -> TrainConfig:
+    model = dataclasses.replace(without_dropout(config).model, **MEMORIES[name])
+    return dataclasses.replace(config, model=model)
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [record["loss"] for record in load_run(folder).metrics if record["split"] == "train"]
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list with an entry for each replay of a CUDA graph."""
+    found, replay = [], torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        found.append(None)
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    return found
+
+
+# two segments in the first steps, and three in the steps after them
+@pytest.mark.parametrize("curriculum", [(), ((5, 4),)])
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
+def test_a_memory_across_the_stack_is_captured_and_agrees_with_eager(
+    name: str,
+    curriculum: tuple[tuple[int, int], ...],
+    tiny: Callable[..., TrainConfig],
+    tmp_path: Path,
+    replays: list[None],
+) -> None:
+    counts = []
+    for mode in ("off", "on"):
+        config = tiny(device="cuda", compile=mode, curriculum=curriculum, log_every=1)
+        steps = fit(with_memory(config, name), tmp_path / mode).steps
+        counts.append(len(replays))
+    assert counts == [0, steps - EAGER_STEPS * (1 + len(curriculum))]
+    assert losses_of(tmp_path / "on") == pytest.approx(losses_of(tmp_path / "off"), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
+def test_a_memory_with_resets_is_not_captured_and_agrees_with_eager(
+    name: str, tiny: Callable[..., TrainConfig], tmp_path: Path, replays: list[None]
+) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for n in range(12):
+        (text / f"{n}.txt").write_text("a rose is a rose is a rose"[: 5 + n])
+    task = LanguageModeling(text, documents=True, tokenizer="characters", length=8, cache=tmp_path)
+    for mode in ("off", "on"):
+        config = with_memory(tiny(device="cuda", compile=mode, steps=8, log_every=1), name)
+        fit(dataclasses.replace(config, task=task), tmp_path / mode)
+    assert not replays
+    assert losses_of(tmp_path / "on") == pytest.approx(losses_of(tmp_path / "off"), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
+def test_batches_with_and_without_resets_may_alternate(name: str, replays: list[None]) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(6, (14, 4, 8), device="cuda")
+    resets = torch.rand(14, 4, 8, device="cuda") < 0.3
+    # the first batches, and some before and after the capture
+    with_resets = [0, 1, 4, 8, 9, 12]
+    batches = [Batch(x, x, resets[n] if n in with_resets else None) for n, x in enumerate(tokens)]
+    assert stepped(name, batches, compiled=True) == pytest.approx(
+        stepped(name, batches, compiled=False), rel=1e-3
+    )
+    assert len(replays) == len(batches) - len(with_resets) - EAGER_STEPS
+
+
+def stepped(name: str, batches: list[Batch], *, compiled: bool) -> list[float]:
+    """Return the losses of training steps, which are captured if they are compiled."""
+    fabric = make_fabric(LoopConfig(device="cuda"))
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=2, **MEMORIES[name]))
+    objective = Objective(model)
+    if compiled:
+        objective.compile()
+    objective = fabric.setup_module(objective)
+    optimizers = [fabric.setup_optimizers(o) for o in make_optimizers(model, OptimConfig(lr=0.01))]
+    window, losses = torch.zeros(4, device="cuda"), []
+    step: Callable[..., None] = functools.partial(
+        train_step, fabric=fabric, objective=objective, optimizers=optimizers, window=window
+    )
+    if compiled:
+        step = CapturedStep(step, unless=lambda *batch: reads_values(model, Batch(*batch)))
+    with compiling():
+        for batch in batches:
+            window.zero_()
+            step(*batch)
+            losses.append(window[0].item())
+    return losses
 
 
 def without_dropout(config: TrainConfig) -> TrainConfig:

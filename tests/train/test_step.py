@@ -1,19 +1,27 @@
+import dataclasses
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.models.regional import compiling
-from linrec.tasks import NO_TARGET
+from linrec.tasks import NO_TARGET, Batch
 from linrec.tasks.labelled import LabelledTokens
 from linrec.train import LoopConfig, TrainConfig
 from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
-from linrec.train.step import Objective, evaluate, train_step
+from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, evaluate, reads_values, train_step
+from tests.mixers.test_interface import OnTheDevice
+from tests.models import test_stack_memory as stacks
 
 from .conftest import MODEL, TASK
 
@@ -237,3 +245,99 @@ def test_equal_blocks_share_one_compilation(mixer: str | tuple[str, ...]) -> Non
     torch.testing.assert_close(outcome.loss, expected.loss)
     # of each kind of block one, or two where layers differ in a number, and the loss
     assert len(compiled) <= 1 + 2 * len([mixer] if isinstance(mixer, str) else mixer)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a log of captures and replays, with stand-ins for the streams and graphs of CUDA."""
+    found: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            found.append("replay")
+
+    @contextmanager
+    def capturing(graph: Graph, stream: Any) -> Iterator[None]:
+        found.append("capture")
+        yield
+
+    stand_ins = {"Stream": mock.Mock, "current_stream": mock.Mock, "stream": nullcontext}
+    for name, stand_in in {**stand_ins, "CUDAGraph": Graph, "graph": capturing}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return found
+
+
+def test_eager_calls_do_not_change_the_graph_of_the_other_calls(log: list[str]) -> None:
+    def step(x: torch.Tensor, reset: torch.Tensor | None) -> None:
+        log.append("step" if reset is None else "step with resets")
+
+    captured = CapturedStep(step, unless=lambda x, reset: reset is not None)
+    x, reset = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    for _ in range(EAGER_STEPS):
+        captured(x, reset)
+        captured(x, None)
+    assert log == ["step with resets", "step"] * EAGER_STEPS
+    log.clear()
+    for given in (None, reset, None):
+        captured(x, given)
+    assert log == ["capture", "step", "replay", "step with resets", "replay"]
+
+
+def test_none_in_other_places_is_captured_again(log: list[str]) -> None:
+    captured = CapturedStep(lambda x, dt: log.append("step"))
+    x = torch.zeros(2, 3)
+    for dt in (x, None, x):
+        for _ in range(EAGER_STEPS + 2):
+            captured(x, dt)
+    assert log == [*["step"] * EAGER_STEPS, "capture", "step", "replay", "replay"] * 3
+
+
+class OnMeta(TorchDispatchMode):
+    """Refuses tensors on the CPU, which a CUDA graph would not read again."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for part in tree_leaves(found):
+            assert not isinstance(part, torch.Tensor) or part.is_meta, f"{function} makes a tensor on the CPU"
+        return found
+
+
+WITHOUT_VALUES = [(stacks.make, name) for name in stacks.STACKS] + [
+    (stacks.encoder, name) for name in stacks.ENCODERS
+]
+
+
+def run_without_values(model: LanguageModel, *, with_resets: bool) -> bool:
+    """Run a forward and backward pass on tensors without values; return whether values may be read.
+
+    Reading values raises an error, and so do tensors on the CPU.
+    """
+    tokens = torch.zeros(3, 3 * stacks.LENGTH, dtype=torch.int64, device="meta")
+    batch = Batch(tokens, tokens, tokens > 0 if with_resets else None)
+    objective = Objective(model.float().to("meta"))
+    with OnTheDevice(), OnMeta():
+        objective(*batch).loss.backward()
+    return reads_values(model, batch)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("make", "name"), WITHOUT_VALUES)
+def test_nothing_in_the_step_of_a_memory_would_be_frozen(
+    make: Callable[[str], LanguageModel], name: str, recompute: bool
+) -> None:
+    model = make(name)
+    assert model.memory is not None
+    model.memory.config = dataclasses.replace(model.memory.config, recompute=recompute)
+    before = torch.get_rng_state(), random.getstate()
+    assert not run_without_values(model, with_resets=False)
+    # a graph would repeat what the host draws, such as a number of segments
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+def test_resets_are_read_by_a_memory_alone() -> None:
+    model = stacks.make("attention")
+    tokens = torch.zeros(3, 8, dtype=torch.int64)
+    assert reads_values(model, Batch(tokens, tokens, tokens > 0))
+    with pytest.raises(AssertionError, match="__bool__ moves numbers"):
+        run_without_values(model, with_resets=True)
+    assert not run_without_values(LanguageModel(MODEL_OF_TASK), with_resets=True)

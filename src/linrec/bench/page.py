@@ -192,9 +192,9 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
 
 
 def _longest(standing: Standing) -> str:
-    if not standing.by_length:
+    if not (by_length := standing.probes.get("length")):
         return _number(None)
-    length, scores = max(standing.by_length.items())
+    length, scores = max(by_length.items())
     return _number(mean_and_spread(scores).mean, FORMATS[standing.metric], after=f" at {length:,}")
 
 

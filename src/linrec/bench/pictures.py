@@ -1,4 +1,4 @@
-"""Pictures of a suite: learning curves, scores by length and by state size, speed and memory by length."""
+"""Pictures of a suite: learning curves, scores by length, noise and state, speed and memory by length."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +18,12 @@ __all__ = ["Drawing", "drawings"]
 # line styles of the baselines
 LEVELS = {"chance": "--", "trivial_score": ":"}
 AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
+# labels of the x axes of probes, by kind
+LENGTH = {"length": "length"}
+NOISE = {
+    "noise": "standard deviation of white noise",
+    "salt-and-pepper": "share of pixels made black or white",
+}
 
 
 class Drawing(NamedTuple):
@@ -58,10 +64,22 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
         caption = "Scores on the validation split during training: mean over seeds, and lowest to highest."
         caption += f" {AND_LEVELS}" * (metric != "perplexity")
         found.append(Drawing("curves", "learning curves", caption, _figure(shown, panels)))
-    if len(lengths := {length for standing in shown for length in standing.by_length}) > 1:
-        caption = f"Score on samples of lengths other than the training length. {AND_LEVELS}"
-        panel = _panel(_draw_probes, "length", metric, ticks=lengths, levels=True)
-        found.append(Drawing("lengths", "score by length", caption, _figure(shown, [panel])))
+    for name, title, kinds, on in (
+        ("lengths", "score by length", LENGTH, "samples of lengths other than the training length"),
+        (
+            "noise",
+            "score by noise",
+            NOISE,
+            "test images without noise (0) and with noise; training is without noise",
+        ),
+    ):
+        panels = [
+            _panel(_probes(kind), x, metric, ticks=ticks, levels=True)
+            for kind, x in kinds.items()
+            if len(ticks := {tick for standing in shown for tick in standing.probes.get(kind, ())}) > 1
+        ]
+        if panels:
+            found.append(Drawing(name, title, f"Score on {on}. {AND_LEVELS}", _figure(shown, panels)))
     if len(shown) > 1:
         caption = (
             "Score of every seed by the number of elements in the state at the end of a sequence. The state "
@@ -90,33 +108,33 @@ Draw = Callable[[Axes, Standing, str], None]
 
 
 class _Panel(NamedTuple):
-    """A part of a picture; with `ticks`, its x axis is logarithmic, with ticks at these numbers."""
+    """A part of a picture; its x axis has ticks at `ticks`, and is logarithmic if they are positive."""
 
     draw: Draw
     x: str
     y: str
-    ticks: Collection[int]
+    ticks: Collection[float]
     levels: bool
     log: bool
 
 
 def _panel(
-    draw: Draw, x: str, y: str, *, ticks: Collection[int] = (), levels: bool = False, log: bool = False
+    draw: Draw, x: str, y: str, *, ticks: Collection[float] = (), levels: bool = False, log: bool = False
 ) -> _Panel:
     return _Panel(draw, x, y, ticks, levels, log)
 
 
-def _apart(ticks: Collection[int]) -> list[int]:
-    """Return the ticks of a logarithmic axis whose labels do not overlap.
+def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[float]:
+    """Return the ticks whose labels do not overlap, on an axis with `place`: `math.log` or `float`.
 
     Example:
-        >>> _apart([11664, 4608, 144, 4864])
+        >>> _apart([11664, 4608, 144, 4864], math.log)
         [144, 4608, 11664]
     """
-    room = (math.log(max(ticks)) - math.log(min(ticks))) / 7
-    kept: list[int] = []
+    room = (place(max(ticks)) - place(min(ticks))) / 7
+    kept: list[float] = []
     for tick in sorted(set(ticks)):
-        if not kept or math.log(tick) - math.log(kept[-1]) >= room:
+        if not kept or place(tick) - place(kept[-1]) >= room:
             kept.append(tick)
     return kept
 
@@ -130,9 +148,10 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
             panel.draw(axes, standing, style.colour(place))
         style.finish_axes(axes, x=panel.x, y=panel.y)
         if panel.ticks:
-            axes.set_xscale("log")
+            positive = min(panel.ticks) > 0
+            axes.set_xscale("log" if positive else "linear")
             axes.minorticks_off()
-            ticks = _apart(panel.ticks)
+            ticks = _apart(panel.ticks, math.log if positive else float)
             axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         if panel.log:
             axes.set_yscale("log")
@@ -177,10 +196,15 @@ def _by_length(name: str, unit: float) -> Draw:
     return draw
 
 
-def _draw_probes(axes: Axes, standing: Standing, colour: str) -> None:
-    if scores := standing.by_length:
-        seeds = [list(of_seed) for of_seed in zip(*scores.values(), strict=True)]
-        style.draw_mean_and_range(axes, [*scores], seeds, colour=colour)
+def _probes(kind: str) -> Draw:
+    """Return a function that draws the scores on a kind of probe."""
+
+    def draw(axes: Axes, standing: Standing, colour: str) -> None:
+        if scores := standing.probes.get(kind):
+            seeds = [list(of_seed) for of_seed in zip(*scores.values(), strict=True)]
+            style.draw_mean_and_range(axes, [*scores], seeds, colour=colour)
+
+    return draw
 
 
 def _draw_state(axes: Axes, standing: Standing, colour: str) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from linrec.tasks.images import NOISES
+
 __all__ = ["Standing", "level", "standings", "validation_loss"]
 
 
@@ -36,14 +38,25 @@ class Standing:
         return [row["score"] for row in self.rows]
 
     @property
-    def by_length(self) -> dict[int, list[float]]:
-        """The scores of every seed by test length, ascending; lengths that some seed lacks are left out."""
+    def probes(self) -> dict[str, dict[float, list[float]]]:
+        """The scores of every seed by kind of probe and by level, ascending.
+
+        The level of the kind "length" is the number of steps. A kind of noise has the levels in the names of
+        probes, such as 0.2 in "noise 0.2", and the scores on the test split at level 0. Probes that some
+        seed lacks are left out.
+        """
         if not self.rows:
             return {}
         key = "accuracy" if self.metric == "accuracy" else "loss"
-        names = set.intersection(*({*row["probes"]} for row in self.rows))
-        lengths = sorted(int(name) for name in names if name.isdigit())
-        return {length: [row["probes"][str(length)][key] for row in self.rows] for length in lengths}
+        found: dict[str, dict[float, list[float]]] = {}
+        for name in set.intersection(*({*row["probes"]} for row in self.rows)):
+            kind, _, level = name.rpartition(" ")
+            scores = [row["probes"][name][key] for row in self.rows]
+            if kind in NOISES:
+                found.setdefault(kind, {0: self.scores})[float(level)] = scores
+            elif name.isdigit():
+                found.setdefault("length", {})[int(name)] = scores
+        return {kind: dict(sorted(by_level.items())) for kind, by_level in found.items()}
 
     @property
     def seeds(self) -> int:

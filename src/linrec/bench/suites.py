@@ -167,7 +167,7 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
                 "adding",
                 task={"length": length, "n_train": 1000},
                 model={"n_layers": 1, "channel_mixing": "none"},
-                loop={"steps": 4000, "batch_size": 50},
+                loop={"steps": 2000, "batch_size": 50},
             )
             for length in (2000, 5000)
         ),
@@ -175,7 +175,12 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         Entry(
             "permuted-fashion-mnist",
             "sequential-fashion-mnist",
-            task={"permuted": True},
+            task={
+                "permuted": True,
+                # noise as in the tests of NoisyRNN
+                "test_noise": (0.1, 0.2, 0.3),
+                "test_salt_and_pepper": (0.03, 0.05, 0.1, 0.2),
+            },
             model={"n_layers": 2},
             loop={"epochs": 6, "batch_size": 128},
         ),

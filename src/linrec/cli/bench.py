@@ -247,7 +247,7 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     table.add_column("mixer", overflow="fold")
     table.add_column("test score", justify="right", no_wrap=True)
     table.add_column("of", no_wrap=True)
-    probed = any(standing.by_length for standing in found)
+    probed = any("length" in standing.probes for standing in found)
     if probed:
         table.add_column("longest", justify="right", no_wrap=True)
     # the width that the other columns leave
@@ -297,7 +297,7 @@ def _in_lines(label: str, width: int) -> str:
 
 
 def _longest(standing: Standing) -> str:
-    if not standing.by_length:
+    if not (by_length := standing.probes.get("length")):
         return ""
-    length, scores = max(standing.by_length.items())
+    length, scores = max(by_length.items())
     return f"{mean_and_spread(scores).mean:{FORMATS[standing.metric]}} at {length:,}"

@@ -21,7 +21,7 @@ from linrec.tasks.base import Batch, SplitName, require_at_least
 from linrec.tasks.cifar_files import CHANNELS, SIDE
 from linrec.tasks.classification import ClassificationTask
 from linrec.tasks.files import FileTask
-from linrec.tasks.images import N_CLASSES, SequentialSplit
+from linrec.tasks.images import N_CLASSES, SequentialSplit, white_noise
 from linrec.tasks.sequential_cifar import SequentialCIFAR
 
 __all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit"]
@@ -67,10 +67,8 @@ class NoisePaddedSplit:
         shape = (len(index), self.length - steps, features)
         if self.fixed is not None:
             return batch._replace(inputs=torch.cat([batch.inputs, self.fixed.expand(shape)], 1))
-        noise = np.empty(shape, np.float32)
-        for place, number in enumerate(index.tolist()):
-            np.random.default_rng([*self.stream, number]).standard_normal(dtype=np.float32, out=noise[place])
-        return batch._replace(inputs=torch.cat([batch.inputs, torch.from_numpy(noise)], 1))
+        noise = white_noise(self.stream, index, shape[1:])
+        return batch._replace(inputs=torch.cat([batch.inputs, noise], 1))
 
     def of_epoch(self, *, seed: int, epoch: int) -> "NoisePaddedSplit":
         """Return the same images with new noise for this epoch, unless the noise is fixed."""

@@ -39,12 +39,16 @@ class SequentialCIFAR(ImageTask):
             with its bits reversed.
         by_row: whether a step is a row of 32 pixels instead of a pixel.
         n_validation: number of training images, from the end, that are held out for validation.
-        seed: seed of the random permutation only.
+        seed: seed of the random permutation and of the noise.
+        test_noise: standard deviations of white noise on the test images, in units of the pixels' range from
+            black to white; see `probes`.
+        test_salt_and_pepper: shares of the pixels of the test images that become black or white; see
+            `probes`.
         grey: whether to convert images to grey.
         tokens: whether grey pixels are tokens 0 to 255 instead of real numbers.
 
     Raises:
-        ValueError: a field is out of range, or `tokens` is combined with colour or `by_row`.
+        ValueError: a field is out of range, or `tokens` is combined with colour, `by_row` or noise.
 
     Source: Long Range Arena (Tay et al., 2020), section 2.2.4, for grey images and for 45,000 training and
     5,000 validation images. The Arena uses tokens, S4 (Gu, Goel and Ré, 2022) real numbers.
@@ -67,6 +71,11 @@ class SequentialCIFAR(ImageTask):
             raise ValueError(
                 f"`tokens` needs `grey` = True and `by_row` = False; got `grey` = {self.grey} and `by_row` = "
                 f"{self.by_row}. Pass `grey` without `by_row`, or leave `tokens` out."
+            )
+        if self.tokens and (self.test_noise or self.test_salt_and_pepper):
+            raise ValueError(
+                "`test_noise` and `test_salt_and_pepper` need `tokens` = False; got `tokens` = True with "
+                f"{self.test_noise} and {self.test_salt_and_pepper}. Leave `tokens` out for real numbers."
             )
 
     @property

@@ -55,12 +55,17 @@ class SequentialImages(ImageTask):
             with its bits reversed.
         by_row: whether a step is a row of 28 pixels instead of a pixel.
         n_validation: number of training images, from the end, that are held out for validation.
-        seed: seed of the random permutation only.
+        seed: seed of the random permutation and of the noise.
+        test_noise: standard deviations of white noise on the test images, in units of the pixels' range from
+            black to white; see `probes`.
+        test_salt_and_pepper: shares of the pixels of the test images that become black or white; see
+            `probes`.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: Le, Jaitly and Hinton (2015), section 4.2; S4's code (Gu, Goel and Ré, 2022) for bit reversal.
+    Source: Le, Jaitly and Hinton (2015), section 4.2; S4's code (Gu, Goel and Ré, 2022) for bit reversal;
+    Lim et al. (2021), arXiv:2102.04877, section 7, for tests with noise.
 
     Example:
         >>> task = SequentialImages(path=Path("fashion-mnist"), permuted=True)

@@ -51,7 +51,7 @@ from linrec.train.state import (
     seed_all,
     seed_dropout,
 )
-from linrec.train.step import CapturedStep, Objective, evaluate, train_step
+from linrec.train.step import CapturedStep, Objective, evaluate, reads_values, train_step
 
 # maximum steps between exchanges of the stop request among processes, which synchronise them
 ASK_EVERY = 10
@@ -188,10 +188,8 @@ def _fit(
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
     )
-    # resets within the segments of a memory change the shapes of a step
-    static = not isinstance(model, LanguageModel) or model.memory is None
-    if compiled and static and device.type == "cuda" and fabric.world_size == 1:
-        do_step = CapturedStep(do_step)
+    if compiled and device.type == "cuda" and fabric.world_size == 1:
+        do_step = CapturedStep(do_step, unless=lambda *batch: reads_values(model, Batch(*batch)))
 
     # the run folder, and the step to start from
     origin = {**provenance(device), "processes": fabric.world_size}

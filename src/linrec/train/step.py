@@ -226,36 +226,52 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
     )
 
 
+def reads_values(model: LanguageModel | SequenceClassifier, batch: Batch) -> bool:
+    """Return whether a training step may read values of the batch to choose its kernels.
+
+    Such a step waits for the device, and a CUDA graph of it would repeat one batch's choice for all batches.
+    A memory across the stack may read `reset`: recurrent memory runs a row for each reset within a segment.
+
+    Args:
+        model: the model.
+        batch: the batch of the step.
+    """
+    memory = model.memory if isinstance(model, LanguageModel) else None
+    return memory is not None and batch.reset is not None
+
+
 class CapturedStep:
     """A training step that is captured as a CUDA graph and replayed: a single launch instead of hundreds.
 
     The first calls run the step eagerly, so that kernels are compiled and tuned and the optimiser's state is
-    created; the next call captures the graph. Arguments of other shapes start again from eager calls. None
-    must always stand in the same places. The step must return None and update its state in place.
+    created; the next call captures the graph. Arguments of other shapes, or with None in other places, start
+    again from eager calls. The step must return None and update its state in place.
 
     Args:
         step: a function of tensors on a CUDA device.
+        unless: a function of the same arguments that returns whether this call must run eagerly. Eager calls
+            do not change the graph of the other calls. None is for steps without these calls.
     """
 
-    def __init__(self, step: Callable[..., None]) -> None:
+    def __init__(self, step: Callable[..., None], *, unless: Callable[..., bool] | None = None) -> None:
         self._step = step
+        self._unless = unless
         self._stream = torch.cuda.Stream()
         self._shapes: list[tuple[int, ...] | None] = []
         self._arguments: tuple[Tensor | None, ...] = ()
 
     def __call__(self, *arguments: Tensor | None) -> None:
         """Run the step once."""
+        if self._unless is not None and self._unless(*arguments):
+            self._run(*arguments)
+            return
         shapes = [None if argument is None else tuple(argument.shape) for argument in arguments]
         if shapes != self._shapes:
             self._shapes, self._calls, self._arguments = shapes, 0, ()
             self._graph = torch.cuda.CUDAGraph()
         self._calls += 1
         if self._calls <= EAGER_STEPS:
-            # on the capture stream, because autograd remembers the stream on which its nodes were created
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self._step(*arguments)
-            torch.cuda.current_stream().wait_stream(self._stream)
+            self._run(*arguments)
             return
         if not self._arguments:
             self._arguments = tuple(None if a is None else a.clone() for a in arguments)
@@ -265,3 +281,11 @@ class CapturedStep:
             if static is not None and argument is not None:
                 static.copy_(argument)
         self._graph.replay()
+
+    def _run(self, *arguments: Tensor | None) -> None:
+        """Run the step eagerly."""
+        # on the capture stream, because autograd remembers the stream on which its nodes were created
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._step(*arguments)
+        torch.cuda.current_stream().wait_stream(self._stream)
