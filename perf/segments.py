@@ -13,7 +13,8 @@ from linrec.bench.variants import parse_variant
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.regional import compiling, with_parts_compiled
 from linrec.train.state import matmul_precision
-from linrec.trees import map_tree
+from linrec.train.step import EAGER_STEPS, CapturedStep
+from linrec.trees import leaves, map_tree
 from perf.memory import peak_bytes, release, why
 from perf.peers import UnsuitedError
 from perf.timing import calls_per_second, tokens_per_second, wait
@@ -25,6 +26,8 @@ Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
 # steps until the memory is full and compiled code serves it
 WARM_STEPS = 4
 PEER = "x-transformers"
+# `linrec train` runs steps on CUDA in the last way
+EAGER, COMPILED, CAPTURED = WAYS = ("eager", "compiled", "captured")
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def _compiled(model: Any) -> Any:
 
 
 def measure_segments(
-    name: str, shape: Shape, device: torch.device, windows: Windows, *, compile: bool
+    name: str, shape: Shape, device: torch.device, windows: Windows, way: str
 ) -> dict[str, Any]:
     """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
 
@@ -140,7 +143,7 @@ def measure_segments(
         shape: sizes of model and batch.
         device: where to measure.
         windows: windows that steps are counted in, and seconds that each should take.
-        compile: whether the model is compiled.
+        way: a name in `WAYS`; a step is captured once the memory is full.
 
     Returns:
         What JSON holds: "parameters", "first_seconds", "tokens_per_second" with "median", "lowest" and
@@ -149,40 +152,53 @@ def measure_segments(
     release(device)
     try:
         with matmul_precision("high"), compiling():
-            return _measured(name, shape, device, windows, compile)
+            return _measured(name, shape, device, windows, way)
     except Exception as error:
         return {"missing": why(error)}
 
 
-def _measured(
-    name: str, shape: Shape, device: torch.device, windows: Windows, compile: bool
-) -> dict[str, Any]:
+def _measured(name: str, shape: Shape, device: torch.device, windows: Windows, way: str) -> dict[str, Any]:
     torch.manual_seed(0)
     with device:
         model: Any = make(name, shape)
         start = model.start() if isinstance(model, _Peer) else None
         tokens = torch.randint(shape.vocab_size, (shape.batch, shape.segment + 1))
     torch.compiler.reset()
-    run = _compiled(model) if compile else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    state: list[Any] = [start]
+    run = model if way == EAGER else _compiled(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=way == CAPTURED)
+    held: list[Any] = [start]
 
-    def step() -> None:
+    def step() -> Any:
         with torch.autocast(device.type, torch.bfloat16):
-            logits, last = run(tokens[:, :-1], state[0])
+            logits, last = run(tokens[:, :-1], held[0])
         nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
         optimizer.zero_grad()
-        state[0] = map_tree(Tensor.detach, last)
+        return map_tree(Tensor.detach, last)
+
+    def carried() -> None:
+        held[0] = step()
+
+    def in_place() -> None:
+        # a graph reads and writes the same memory each time
+        for mine, new in zip(leaves(held[0]), leaves(step()), strict=True):
+            mine.copy_(new)
 
     begun = time.perf_counter()
     for _ in range(WARM_STEPS):
-        step()
+        carried()
+    # the peak of the computation, not of its compilation
+    release(device)
+    training: Callable[[], None] = carried
+    if way == CAPTURED:
+        held[0] = map_tree(Tensor.clone, held[0])
+        training = CapturedStep(in_place)
+        for _ in range(EAGER_STEPS + 1):
+            training()
     wait(device)
     first = time.perf_counter() - begun
-    release(device)
-    rate = calls_per_second(step, device, windows=windows.windows, seconds=windows.seconds)
+    rate = calls_per_second(training, device, windows=windows.windows, seconds=windows.seconds)
     per_step = shape.batch * shape.segment
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from linrec.errors import unknown
 from perf.commands.results import Options, RefusedError, about, file_name, say, write
-from perf.segments import BASE, PEER, QUICK, measure_segments, variants
+from perf.segments import BASE, PEER, QUICK, WAYS, measure_segments, variants
 from perf.table import plain_table
 from perf.training import Windows
 
@@ -50,10 +50,10 @@ def segments(options: SegmentsOptions, command: str) -> int:
     }
     path = options.out / f"{file_name(results)}.json"
     for name in [*names, *([PEER] if options.peers else [])]:
-        for compile in (False,) if options.quick else (False, True):
-            say(f"{name}{', compiled' if compile else ''}")
-            found = measure_segments(name, shape, device, windows, compile=compile)
-            results["models"].append({"model": name, "compiled": compile, **found})
+        for way in WAYS[:1] if options.quick else WAYS[: 3 if device.type == "cuda" else 2]:
+            say(f"{name}, {way}")
+            found = measure_segments(name, shape, device, windows, way)
+            results["models"].append({"model": name, "way": way, **found})
             # what is measured is not lost when the rest is stopped
             write(path, results)
     show(Console(width=min(Console().width, 80)), results)
@@ -71,14 +71,14 @@ def show(console: Console, results: dict[str, Any]) -> None:
     )
     table = plain_table()
     table.add_column("model")
-    for heading in ("compiled", "parameters", "tokens/s", "ms/step", "GiB", "first s"):
+    for heading in ("", "parameters", "tokens/s", "ms/step", "GiB", "first s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for found in results["models"]:
         if "missing" in found:
             continue
         table.add_row(
             found["model"],
-            "yes" if found["compiled"] else "no",
+            found["way"],
             f"{found['parameters'] / 1e6:,.1f}M",
             f"{found['tokens_per_second']['median']:,.0f}",
             f"{found['step_ms']:.1f}",
