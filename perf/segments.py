@@ -4,6 +4,7 @@ import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -168,7 +169,7 @@ def _measured(name: str, shape: Shape, device: torch.device, windows: Windows, w
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=way == CAPTURED)
     held: list[Any] = [start]
 
-    def step() -> Any:
+    def step(tokens: Tensor) -> Any:
         with torch.autocast(device.type, torch.bfloat16):
             logits, last = run(tokens[:, :-1], held[0])
         nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
@@ -178,11 +179,11 @@ def _measured(name: str, shape: Shape, device: torch.device, windows: Windows, w
         return map_tree(Tensor.detach, last)
 
     def carried() -> None:
-        held[0] = step()
+        held[0] = step(tokens)
 
-    def in_place() -> None:
+    def in_place(tokens: Tensor) -> None:
         # a graph reads and writes the same memory each time
-        for mine, new in zip(leaves(held[0]), leaves(step()), strict=True):
+        for mine, new in zip(leaves(held[0]), leaves(step(tokens)), strict=True):
             mine.copy_(new)
 
     begun = time.perf_counter()
@@ -193,7 +194,7 @@ def _measured(name: str, shape: Shape, device: torch.device, windows: Windows, w
     training: Callable[[], None] = carried
     if way == CAPTURED:
         held[0] = map_tree(Tensor.clone, held[0])
-        training = CapturedStep(in_place)
+        training = partial(CapturedStep(in_place), tokens)
         for _ in range(EAGER_STEPS + 1):
             training()
     wait(device)
