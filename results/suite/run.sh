@@ -6,8 +6,8 @@
 # `linrec report --collect RUNS/mad --out results/suite/mad` makes the table of a question.
 #
 # RUNS is the folder for runs, WORKERS how many jobs share the GPUs, and the questions are the names of the functions
-# below, by default all. Several questions can be run at a time: the first 97 jobs took 21 minutes on two H200, in two
-# sittings, with up to 15 jobs to a GPU; the 108 of `mad` took 6 minutes on four.
+# below, by default all but `segments-text`, which needs a text. Several questions can be run at a time: the first 97
+# jobs took 21 minutes on two H200, in two sittings, with up to 15 jobs to a GPU; the 108 of `mad` took 6 minutes on four.
 set -euo pipefail
 runs=${1:?"usage: $0 RUNS [WORKERS] [QUESTION ...]"}
 workers=${2:-1}
@@ -60,6 +60,12 @@ segments() {
     "compressive_transformer(segment_length=24)" \
     "infini_attention(segment_length=24)" "infini_attention(segment_length=24, update='delta')" \
     "block_recurrent(segment_length=24, n_states=8)" "attention@memformer(segment_length=24)" attention
+}
+# loss against the length of the memory; SHAKESPEARE is the file of the text
+segments-text() {
+  suite lm segments-text --tasks shakespeare-char --parameters 2000000 \
+    --data "shakespeare-char=${SHAKESPEARE:?"set SHAKESPEARE to the file of the text"}" --mixers \
+    "transformer_xl(segment_length=64, memory_length="{0,64,128,192}")"
 }
 
 questions=("$@")

@@ -69,3 +69,11 @@ def test_a_length_without_memory_says_so_and_a_regression_is_measured_too():
     (job,) = make_jobs([dataclasses.replace(TINY, name="adding", recipe="adding", task=task)], ["gla"], [0])
     found = speed_by_length(job.config, sequences_per_second=1e9)
     assert [speed["length"] for speed in found] == [2, 8, 32]
+
+
+def test_a_memory_across_the_stack_counts_once():
+    # three segments of 3 steps: the memory of 2 tokens, the positions of the layers and of the stack, no more
+    variant = "attention@recurrent_memory(segment_length=3, n_tokens=2)"
+    (job,) = make_jobs([TINY], [variant], [0])
+    model = job.config.model
+    assert state_elements(job.config) == 2 * model.d_model + model.n_layers + 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogFormatterSciNotation, LogLocator, NullLocator
 
 from linrec.bench.standings import Standing, level
 from linrec.bench.variants import short
@@ -54,16 +54,18 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
     if not rows:
         return []
     found, metric = [], rows[0]["metric"]
+    # the perplexity of the trivial predictor is many times that of a model
+    levels = metric != "perplexity"
+    and_levels = f" {AND_LEVELS}" * levels
     if any(row["curve"] for row in rows):
         # perplexity is a function of the loss, so the loss panel is enough
         panels = [_panel(_curve(1), "step", "validation loss")]
         if metric == "accuracy":
             panels.append(_panel(_curve(2), "step", "validation accuracy", levels=True))
         elif metric == "mse":
-            panels = [_panel(_curve(1), "step", "validation mse", levels=True)]
+            panels = [_panel(_curve(1), "step", "validation mse", levels=True, log=True)]
         caption = "Scores on the validation split during training: mean over seeds, and lowest to highest."
-        caption += f" {AND_LEVELS}" * (metric != "perplexity")
-        found.append(Drawing("curves", "learning curves", caption, _figure(shown, panels)))
+        found.append(Drawing("curves", "learning curves", caption + and_levels, _figure(shown, panels)))
     for name, title, kinds, on in (
         ("lengths", "score by length", LENGTH, "samples of lengths other than the training length"),
         (
@@ -74,19 +76,19 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
         ),
     ):
         panels = [
-            _panel(_probes(kind), x, metric, ticks=ticks, levels=True)
+            _panel(_probes(kind), x, metric, ticks=ticks, levels=levels)
             for kind, x in kinds.items()
             if len(ticks := {tick for standing in shown for tick in standing.probes.get(kind, ())}) > 1
         ]
         if panels:
-            found.append(Drawing(name, title, f"Score on {on}. {AND_LEVELS}", _figure(shown, panels)))
+            found.append(Drawing(name, title, f"Score on {on}.{and_levels}", _figure(shown, panels)))
     if len(shown) > 1:
         caption = (
             "Score of every seed by the number of elements in the state at the end of a sequence. The state "
-            f"of attention is its whole cache. {AND_LEVELS}"
+            f"of attention is its whole cache.{and_levels}"
         )
-        panel = _panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=True)
-        found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel])))
+        panel = _panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=levels)
+        found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel], points=True)))
     if speeds := [found for row in rows for found in row["speed_by_length"] or ()]:
         caption = (
             "Training steps on random inputs, without torch.compile, with the same number of tokens per "
@@ -104,7 +106,7 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
     ]
 
 
-Draw = Callable[[Axes, Standing, str], None]
+Draw = Callable[[Axes, Standing, int], None]
 
 
 class _Panel(NamedTuple):
@@ -139,13 +141,13 @@ def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[fl
     return kept
 
 
-def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
-    """Draw every mixer in every panel; panels are stacked vertically, for narrow screens."""
+def _figure(shown: Sequence[Standing], panels: Sequence[_Panel], *, points: bool = False) -> Figure:
+    """Draw every mixer in every panel, as lines or `points`; panels are stacked, for narrow screens."""
     figure = style.make_figure(height=2.9 * len(panels))
     rows = [row for standing in shown for row in standing.rows]
     for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
         for place, standing in enumerate(shown):
-            panel.draw(axes, standing, style.colour(place))
+            panel.draw(axes, standing, place)
         style.finish_axes(axes, x=panel.x, y=panel.y)
         if panel.ticks:
             positive = min(panel.ticks) > 0
@@ -155,14 +157,24 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
             axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         if panel.log:
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+            lowest, highest = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest / lowest < 100 else (1,)))
+            axes.yaxis.set_major_formatter(
+                EngFormatter(sep="") if highest > 1000 else LogFormatterSciNotation()
+            )
             axes.yaxis.set_minor_locator(NullLocator())
         for name, dashes in LEVELS.items() if panel.levels else ():
             if (value := level(rows, shown[0].task, name)) is not None:
                 axes.axhline(value, color=style.GREY, linestyle=dashes, linewidth=1)
     handles = [
-        Line2D([], [], color=style.colour(place), label=short(standing.mixer))
+        Line2D(
+            [],
+            [],
+            color=style.colour(place),
+            linestyle="" if points else style.dashes(place),
+            marker=style.point(place) if points else "",
+            label=short(standing.mixer),
+        )
         for place, standing in enumerate(shown)
     ]
     style.add_legend(figure, handles)
@@ -172,12 +184,12 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
 def _curve(column: int) -> Draw:
     """Return a function that draws a column of the learning curves: 1 for the loss, 2 for the accuracy."""
 
-    def draw(axes: Axes, standing: Standing, colour: str) -> None:
+    def draw(axes: Axes, standing: Standing, place: int) -> None:
         curves = [row["curve"] for row in standing.rows if row["curve"]]
         # a run that ended early has fewer points than the others
         steps = [point[0] for point in min(curves, key=len, default=[])]
         values = [[point[column] for point in curve[: len(steps)]] for curve in curves]
-        style.draw_mean_and_range(axes, steps, values, colour=colour)
+        _draw(axes, steps, values, place)
 
     return draw
 
@@ -185,13 +197,13 @@ def _curve(column: int) -> Draw:
 def _by_length(name: str, unit: float) -> Draw:
     """Return a function that draws a measurement by length, at the lengths that every seed has."""
 
-    def draw(axes: Axes, standing: Standing, colour: str) -> None:
+    def draw(axes: Axes, standing: Standing, place: int) -> None:
         seeds: list[dict[int, Any]] = [
             {speed["length"]: speed[name] for speed in row["speed_by_length"] or ()} for row in standing.rows
         ]
         lengths = [length for length in seeds[0] if all(seed.get(length) is not None for seed in seeds)]
         values = [[seed[length] / unit for length in lengths] for seed in seeds]
-        style.draw_mean_and_range(axes, lengths, values, colour=colour, marker="o")
+        _draw(axes, lengths, values, place, marker=style.point(place))
 
     return draw
 
@@ -199,16 +211,29 @@ def _by_length(name: str, unit: float) -> Draw:
 def _probes(kind: str) -> Draw:
     """Return a function that draws the scores on a kind of probe."""
 
-    def draw(axes: Axes, standing: Standing, colour: str) -> None:
+    def draw(axes: Axes, standing: Standing, place: int) -> None:
         if scores := standing.probes.get(kind):
             seeds = [list(of_seed) for of_seed in zip(*scores.values(), strict=True)]
-            style.draw_mean_and_range(axes, [*scores], seeds, colour=colour)
+            _draw(axes, [*scores], seeds, place)
 
     return draw
 
 
-def _draw_state(axes: Axes, standing: Standing, colour: str) -> None:
-    axes.plot([_state(standing)] * len(standing.scores), standing.scores, "o", color=colour, alpha=0.8)
+def _draw_state(axes: Axes, standing: Standing, place: int) -> None:
+    sizes = [_state(standing)] * len(standing.scores)
+    axes.plot(sizes, standing.scores, style.point(place), color=style.colour(place), alpha=0.8)
+
+
+def _draw(
+    axes: Axes,
+    x: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    place: int,
+    marker: style.Marker = "",
+) -> None:
+    style.draw_mean_and_range(
+        axes, x, rows, colour=style.colour(place), style=style.dashes(place), marker=marker
+    )
 
 
 def _state(standing: Standing) -> int:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
@@ -20,6 +19,7 @@ from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
 from linrec.train.state import matmul_precision
 from linrec.train.step import Objective, train_step
+from linrec.trees import leaves
 
 __all__ = ["speed_by_length", "state_elements"]
 
@@ -35,25 +35,23 @@ SECONDS = 6.0
 
 
 def state_elements(config: TrainConfig) -> int:
-    """Return the number of state elements of all mixers after a sequence of the task.
+    """Return the number of elements in a model's state after a sequence of the task.
+
+    A classifier returns no state. Its count is that of its mixers.
 
     Args:
         config: the training configuration.
     """
     model = make_fabric(config.loop).setup_module(_model(config)).eval()
-    counts: list[int] = []
-
-    def count(_: nn.Module, __: Any, result: Any) -> None:
-        tensors = [leaf for leaf in tree_leaves(result[1]) if isinstance(leaf, Tensor)]
-        counts.append(sum(tensor[0].numel() for tensor in tensors))
-
-    for module in model.modules():
+    inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
+    returns_state = isinstance(config.model, ModelConfig)
+    states: list[Any] = []
+    for module in () if returns_state else model.modules():
         if isinstance(module, Mixer):
-            module.register_forward_hook(count)
-    batch = _random_batch(config, 1, _length(config))
+            module.register_forward_hook(lambda _, __, result: states.append(result[1]))
     with torch.no_grad():
-        model(batch.inputs.to(next(model.parameters()).device))
-    return sum(counts)
+        result = model(inputs)
+    return sum(tensor[0].numel() for tensor in leaves(result[1] if returns_state else states))
 
 
 def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list[dict[str, Any]]:

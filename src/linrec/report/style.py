@@ -1,5 +1,6 @@
 """Style of all pictures: size, legible letters, and colours that colour-blind readers tell apart."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -13,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from linrec.files import replacing
 from linrec.report.over_seeds import mean_and_spread
 
-LineStyle: TypeAlias = Literal["-", ":"]
+LineStyle: TypeAlias = Literal["-", ":", "--"]
+Marker: TypeAlias = Literal["", "o", "s"]
 
 # Okabe and Ito's palette without its yellow, which is too light for lines on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -28,6 +30,16 @@ DOTS_PER_INCH = 300
 def colour(index: int) -> str:
     """Return the colour of arm number `index`; after seven arms they repeat."""
     return COLOURS[index % len(COLOURS)]
+
+
+def dashes(index: int) -> LineStyle:
+    """Return the line of arm number `index`, which tells apart the arms of one colour."""
+    return "-" if index < len(COLOURS) else "--"
+
+
+def point(index: int) -> Marker:
+    """Return the point of arm number `index`, which tells apart the arms of one colour."""
+    return "o" if index < len(COLOURS) else "s"
 
 
 def make_figure(height: float) -> Figure:
@@ -54,7 +66,7 @@ def draw_mean_and_range(
     colour: str,
     label: str = "",
     style: LineStyle = "-",
-    marker: str = "",
+    marker: Marker = "",
 ) -> None:
     """Draw the mean of several curves on the same `x` as a line, and their lowest to highest as a band."""
     columns = list(zip(*rows, strict=True))
@@ -66,19 +78,31 @@ def draw_mean_and_range(
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Put a legend above the axes, its entries side by side as far as the picture has room for them."""
+    """Put a legend above the axes, its entries side by side as far as the picture has room for them.
+
+    Labels that are wider than the picture break at spaces.
+    """
     canvas = FigureCanvasAgg(figure)
     for n_columns in range(min(4, len(handles)), 0, -1):
         legend = figure.legend(
             handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
         )
-        for text in legend.get_texts():
+        texts = legend.get_texts()
+        for text in texts:
             # a dollar sign in a name begins no formula
             text.set_parse_math(False)
-        if n_columns == 1 or legend.get_window_extent(canvas.get_renderer()).width <= figure.bbox.width:
+        wide = legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
+        if wide <= 1:
+            break
+        if n_columns == 1:
+            longest = int(max(len(text.get_text()) for text in texts) / wide)
+            for text in texts:
+                text.set_text(textwrap.fill(text.get_text(), longest, break_on_hyphens=False))
             break
         legend.remove()
-    n_rows = -(-len(handles) // n_columns)
+    lines = [text.get_text().count("\n") + 1 for text in texts]
+    # matplotlib fills one column after the other
+    n_rows = -(-len(lines) // n_columns) if max(lines, default=1) == 1 else sum(lines)
     figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
 
 
