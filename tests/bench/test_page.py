@@ -141,3 +141,42 @@ def test_other_scores_than_accuracies(tmp_path, metric):
     (line,) = cells((tmp_path / "report.html").read_text())
     score, trivial = ("0.250000", "0.550000") if metric == "mse" else ("0.25", "0.55")
     assert line[2:8] == [score, "1 seed", metric, "0.125", trivial, ""]
+
+
+def test_many_mixers_with_long_names_are_told_apart():
+    long = "transformer_xl(segment_length=24, memory_length=12)@enhanced_recurrence(segment_length=24)"
+    names = [long, *(f"gla(n_heads={n}, d_qk={n})" for n in range(1, 14))]
+    for drawing in drawings("copying", standings([row(name) for name in names])):
+        (legend,) = drawing.figure.legends
+        drawing.figure.canvas.draw()
+        assert legend.get_window_extent().width <= drawing.figure.bbox.width
+        assert legend.get_window_extent().x0 >= 0
+        texts = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
+        assert texts == names
+        looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in legend.get_lines()]
+        assert len(set(looks)) == len(names)
+
+
+def test_the_perplexity_of_the_trivial_predictor_is_not_drawn():
+    rows = [
+        row(mixer, metric="perplexity", score=4.0, chance=None, trivial_score=65.0) for mixer in ("a", "b")
+    ]
+    for drawing in drawings("copying", standings(rows)):
+        assert "dotted" not in drawing.caption
+        assert all(
+            axes.get_ylim()[1] < 50 for axes in drawing.figure.axes if axes.get_ylabel() == "perplexity"
+        )
+
+
+def test_errors_that_differ_by_orders_of_magnitude_have_a_logarithmic_axis():
+    rows = [
+        row(mixer, metric="mse", curve=[[1, 1.0], [2, loss]]) for mixer, loss in (("a", 1e-6), ("b", 0.1))
+    ]
+    (curves,) = (
+        drawing for drawing in drawings("copying", standings(rows)) if drawing.name.endswith("curves")
+    )
+    (axes,) = curves.figure.axes
+    assert axes.get_yscale() == "log"
+    curves.figure.canvas.draw()
+    shown = [text.get_text() for text in axes.get_yticklabels() if text.get_text()]
+    assert len(shown) >= 3
