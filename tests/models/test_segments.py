@@ -1,5 +1,7 @@
 """Language models of mixers with a memory of segments."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -64,10 +66,20 @@ def test_training_by_segments_keeps_no_graph_and_a_constant_state(name: str) -> 
     arguments = MIXERS[name] | {"detach": "segment"}
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=name, mixer_args=arguments)
-    model, state, sizes = LanguageModel(config).double(), None, []
-    for segment in tokens(10 * LENGTH).split(2 * LENGTH, 1):
-        logits, state = model(segment, state)
-        logits.logsumexp(-1).mean().backward()
-        sizes.append(sum(tensor.numel() for tensor in leaves(state)))
+    sizes = sizes_in_training(LanguageModel(config).double(), tokens(10 * LENGTH).split(2 * LENGTH, 1))
     assert len(set(sizes)) == 1
+
+
+def sizes_in_training(model: LanguageModel, segments: Sequence[torch.Tensor]) -> list[int]:
+    """Train on one segment after the other; return the bytes that each state keeps alive."""
+    state, sizes = None, []
+    for segment in segments:
+        logits, state = model(segment, state)
+        # fails if the state has a graph of the segment before
+        logits.logsumexp(-1).mean().backward()
+        storages = [tensor.untyped_storage() for tensor in leaves(state)]
+        # tensors may share a storage
+        sizes.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        assert not any(tensor.requires_grad for tensor in leaves(state))
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    return sizes

@@ -24,6 +24,7 @@ from linrec.testing import (
 )
 from linrec.train import ConfigError, TrainConfig, load_run
 from linrec.train.config import config_from_dict, config_to_dict
+from tests.models.test_segments import sizes_in_training
 from tests.tiers import thorough
 
 LENGTH, TIME = 4, 11
@@ -313,3 +314,16 @@ def test_training_resumes_on_the_command_line(
     assert main(["generate", "whole", "--prompt", "a rose", "--tokens", "9"]) == 0
     assert capsys.readouterr().out
     assert main(["eval", "whole", "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("name", ["attention", "memformer", "enhanced"])
+def test_training_by_segments_keeps_no_graph_and_a_constant_state(name: str) -> None:
+    torch.manual_seed(0)
+    fields = dict(STACKS[name])
+    # enhanced recurrence has the mixers' own, which is by segments
+    detach = {} if name == "enhanced" else {"detach": "segment"}
+    fields["memory"] = MemoryConfig(segment_length=LENGTH, **detach, **fields["memory"])
+    model = LanguageModel(ModelConfig(vocab_size=7, d_model=8, n_layers=2, **fields)).double()
+    tokens = torch.randint(7, (2, 10 * LENGTH), generator=generator())
+    # the memory of Transformer-XL is full after two segments
+    assert len(set(sizes_in_training(model, tokens.split(2 * LENGTH, 1)))) == 1
