@@ -6,8 +6,8 @@
 # `linrec report --collect RUNS/mad --out results/suite/mad` makes the table of a question.
 #
 # RUNS is the folder for runs, WORKERS how many jobs share the GPUs, and the questions are the names of the functions
-# below, by default all but `segments-text`, which needs a text. Several questions can be run at a time: the first 97
-# jobs took 21 minutes on two H200, in two sittings, with up to 15 jobs to a GPU; the 108 of `mad` took 6 minutes on four.
+# below, by default those of the last lines. Several questions can be run at a time: the first 97 jobs took 21 minutes on
+# two H200, in two sittings, with up to 15 jobs to a GPU; the 108 of `mad` took 6 minutes on four.
 set -euo pipefail
 runs=${1:?"usage: $0 RUNS [WORKERS] [QUESTION ...]"}
 workers=${2:-1}
@@ -51,7 +51,7 @@ lstm-task-2b() {
 }
 # what memories carry from segment to segment; the last model sees all steps
 segments() {
-  suite segments segments --parameters 340000 --mixers \
+  suite segments segments --tasks segment-copy segment-reverse segment-associative --parameters 340000 --mixers \
     "attention@recurrent_memory(segment_length=24)" \
     "attention@recurrent_memory(segment_length=24, detach='segment')" \
     "transformer_xl(segment_length=24, memory_length=12)" "transformer_xl(segment_length=24)" \
@@ -59,6 +59,14 @@ segments() {
     "transformer_xl(segment_length=24, memory_length=12)@enhanced_recurrence(segment_length=24)" \
     "compressive_transformer(segment_length=24)" \
     "infini_attention(segment_length=24)" "infini_attention(segment_length=24, update='delta')" \
+    "block_recurrent(segment_length=24, n_states=8)" "attention@memformer(segment_length=24)" attention
+}
+# how far memories carry
+segments-far() {
+  suite segments segments-far --tasks segment-copy-5 segment-copy-9 --parameters 340000 --mixers \
+    "attention@recurrent_memory(segment_length=24)" \
+    "attention@recurrent_memory(segment_length=24, detach='segment')" \
+    "transformer_xl(segment_length=24, memory_length=48)" "infini_attention(segment_length=24)" \
     "block_recurrent(segment_length=24, n_states=8)" "attention@memformer(segment_length=24)" attention
 }
 # loss against the length of the memory; SHAKESPEARE is the file of the text

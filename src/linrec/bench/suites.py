@@ -128,10 +128,14 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         Entry("lstm-task-2b", "lstm-task-2b", optim={"lr": 0.003}, loop={"steps": 1000, "batch_size": 8}),
         Entry("memory-horizon", "memory-horizon-tuned", loop={"steps": 5000}),
     ),
-    # three segments of 24 steps: symbols, noise, answers
-    "segments": tuple(
-        Entry(f"segment-{kind}", "segment-copy", task={"kind": kind})
-        for kind in ("copy", "reverse", "associative")
+    "segments": (
+        # three segments of 24 steps: symbols, noise, answers
+        *(
+            Entry(f"segment-{kind}", "segment-copy", task={"kind": kind})
+            for kind in ("copy", "reverse", "associative")
+        ),
+        # more segments of noise
+        *(Entry(f"segment-copy-{n}", "segment-copy", task={"length": 24 * n}) for n in (5, 9)),
     ),
     "lra": _as_it_is(
         *("lra-listops", "lra-text", "lra-retrieval", "lra-image", "lra-pathfinder", "lra-path-x")
