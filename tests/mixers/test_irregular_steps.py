@@ -77,6 +77,8 @@ def test_times_of_another_shape_or_dtype_are_refused(name):
         mixer(x, dt=torch.ones(2, TIME, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"`dt` must be positive; got values down to -0\.5"):
         mixer(x, dt=torch.linspace(-0.5, 1, TIME).expand(2, TIME))
+    with pytest.raises(ValueError, match=r"`dt` must be positive; got values down to nan"):
+        mixer(x, dt=torch.full((2, TIME), torch.nan))
 
 
 @pytest.mark.parametrize(

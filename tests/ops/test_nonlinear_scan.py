@@ -1,5 +1,7 @@
 """nonlinear_scan: its iterations, their errors and reports; test_laws.py has the laws."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -193,6 +195,12 @@ def test_iterations_that_do_not_converge(mode):
     for _ in range(3):
         nonlinear_scan(grows, x, **options, otherwise="recurrent", convergence=convergence)
     assert convergence.residual > 1
+    # a compiled call runs the loop too
+    torch.compiler.reset()
+    compiled = torch.compile(
+        partial(nonlinear_scan, grows, **options, otherwise="recurrent"), backend="eager"
+    )
+    assert_agree(compiled(x)[0], expected)
     # over few steps: gradients grow with y's
     gradients = [torch.autograd.grad(z[:, :9].sum(), x)[0] for z in (y, expected)]
     assert_agree(*gradients)

@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,3 +310,13 @@ def test_every_epoch_of_a_fresh_task_has_samples_of_its_own(tiny: Tiny, tmp_path
         losses[fresh] = [record["loss"] for record in metrics if record["split"] == "train"]
     # the samples as such are other ones from the first epoch on
     assert len(losses[True]) == len(losses[False]) and losses[True] != losses[False]
+
+
+def test_iterations_that_do_not_converge_end_the_run_with_the_cure(
+    tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["linrec.ops.nonlinear_scan.newton"], "MAX_ITERATIONS", 1)
+    config = tiny(steps=4)
+    model = dataclasses.replace(config.model, mixer="elman", mixer_args={"mode": "quasi_newton"})
+    with pytest.raises(DivergedError, match=r"did not converge: .* leave out --model\.mixer-args\.mode"):
+        fit(dataclasses.replace(config, model=model), tmp_path)

@@ -253,7 +253,8 @@ class Mixer(Float32Module, ABC):
             )
         if not dt.is_floating_point():
             raise TypeError(f"`dt` must be of a real floating dtype; got {dt.dtype}. Pass `dt.float()`.")
-        if dt.numel() and visible(dt) and (least := float(dt.detach().min())) < 0:
+        # 0 stands in padding; the smallest of numbers and NaN is NaN
+        if dt.numel() and visible(dt) and not (least := float(dt.detach().min())) >= 0:
             raise ValueError(
                 f"`dt` must be positive; got values down to {least:.4g}. Pass the time since the previous "
                 "step, with steps in the order of time."

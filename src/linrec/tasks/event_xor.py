@@ -49,8 +49,8 @@ class EventXor(ClassificationTask):
     Raises:
         ValueError: a field is out of range, or there are too few strings for disjoint splits.
 
-    Source: the released code of Hasani and others (2022). There, test strings may also be training strings,
-    and so may the shortest strings be test strings.
+    Source: the released code of Hasani and others (2022). There, `dt` is 32 times smaller, test strings may
+    also be training strings, and so may the shortest strings be test strings.
 
     Example:
         >>> task = EventXor(length=7, n_train=1, n_validation=1, n_test=1)

@@ -19,6 +19,7 @@ from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepS
 from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.models.regional import compiling
+from linrec.ops.nonlinear_scan import ConvergenceError
 from linrec.tasks import Batch, ProbedTask, ResizableTask, Source, Task
 from linrec.train.checkpoint import (
     check_state,
@@ -53,6 +54,11 @@ from linrec.train.state import (
 )
 from linrec.train.step import CapturedStep, Objective, evaluate, reads_values, train_step
 
+NEWTON = ("newton", "quasi_newton", "damped")
+_EXACT = (
+    " Where iterations of Newton's method do not converge, compiled training has NaN. For the exact loop, "
+    "leave out --model.mixer-args.mode."
+)
 # maximum steps between exchanges of the stop request among processes, which synchronise them
 ASK_EVERY = 10
 
@@ -121,6 +127,8 @@ def fit(
                 f"a learned step size is not positive anymore: {error} A smaller --optim.lr or "
                 "--optim.transition-lr may help."
             ) from error
+        except ConvergenceError as error:
+            raise DivergedError(f"a layer's iterations did not converge: {error}{_EXACT}") from error
 
 
 def _fit(
@@ -252,7 +260,7 @@ def _fit(
             stop = asks and any_process(fabric, interrupt.requested)
             writes = last or stop or step % loop.checkpoint_every == 0
             if logs or writes:
-                _check_finite(window, step)
+                _check_finite(window, step, model)
 
             if logs:
                 loss, accuracy, grad_norm = (window[:3] / window[3]).tolist()
@@ -390,7 +398,7 @@ def _start_from(init: nn.Module, model: nn.Module) -> None:
         ) from error
 
 
-def _check_finite(window: Tensor, step: int) -> None:
+def _check_finite(window: Tensor, step: int, model: nn.Module) -> None:
     # also checked before a checkpoint is written, because a diverged model must not replace a good checkpoint
     finite = torch.isfinite(window).tolist()
     if not all(finite):
@@ -399,4 +407,6 @@ def _check_finite(window: Tensor, step: int) -> None:
         raise DivergedError(
             f"the {culprit} is not finite at step {step}; the last checkpoint is from before. "
             "A smaller --optim.lr or --optim.clip-norm 1 may help."
+            + _EXACT
+            * any(getattr(part, "mode", None) in NEWTON for part in model.modules())
         )

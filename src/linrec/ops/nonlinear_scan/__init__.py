@@ -113,10 +113,13 @@ OPERATOR = Operator(
 PAIRS = OPERATOR.pairs
 
 
-def _is_long(x: Tensor, mode: str) -> bool:
-    """Return whether a compiler would unroll a long loop."""
-    looped = mode in ("auto", "recurrent") and is_compiling() and not exporting()
-    return looped and x.ndim > 1 and x.shape[1] > UNROLLED
+def leaves_graph(x: Tensor, mode: str, otherwise: str = "error") -> bool:
+    """Return whether a compiled call is a graph break: to unroll a long loop, or to choose one by values."""
+    if not is_compiling() or exporting():
+        return False
+    if mode in ("auto", "recurrent"):
+        return x.ndim > 1 and x.shape[1] > UNROLLED
+    return otherwise == "recurrent"
 
 
 @documented(OPERATOR)
@@ -156,10 +159,12 @@ def nonlinear_scan(
     The loop has two kernels. With "autograd", autograd records every step. With "adjoint", the states alone
     are saved, the backward pass is a loop too, which repeats the cell, and the gradients of the parameters
     are one product. On CUDA, eager calls of many steps with "adjoint" capture a few steps as a CUDA graph and
-    replay them, so a step costs its kernels and not Python. The CPU takes as long or longer with "adjoint".
+    replay them, so a step costs its kernels and not Python. On the CPU, gradients take longer with
+    "adjoint".
 
     `torch.compile` unrolls loops of up to 32 steps. A longer loop is a graph break: it runs as in eager mode,
-    with a compiled step in "adjoint", and `fullgraph=True` refuses it.
+    with a compiled step in "adjoint", and `fullgraph=True` refuses it. So is a call of Newton's method with
+    `otherwise="recurrent"`, which chooses by values.
 
     The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives, no `vmap` and no
     `torch.export`. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
@@ -211,7 +216,7 @@ def nonlinear_scan(
         >>> bool((y - parallel).abs().max() < 1e-5)
         True
     """
-    fused = _is_long(x, mode)
+    apart = leaves_graph(x, mode, otherwise)
     given = NonlinearScan(
         cell,
         x,
@@ -226,8 +231,8 @@ def nonlinear_scan(
         otherwise,
         convergence,
         gradient,
-        fused,
+        apart,
     )
     # the decorator imports the compiler, which takes seconds
-    call = disable(OPERATOR.__call__) if fused else OPERATOR
+    call = disable(OPERATOR.__call__) if apart else OPERATOR
     return call(given, mode, backend)
