@@ -30,11 +30,12 @@ class ExpRNN(Mixer):
     | expRNN on sequential MNIST, 170 to 512 channels | the defaults |
     | expRNN on copying, 190 channels | `init="henaff"` |
     | dtriv with a fixed base (K = infinity) | `base="start"` |
+    | dtriv whose base moves, K = 100 | `base="start", rebase_every=100` |
     | the comparison with Cayley's map | `matrix_map="cayley"` |
 
-    The other dtriv moves B_0 to B and A to zero after every K updates. It is not here, because the optimiser
-    would have to move its averages of A too. A is in group "transition" without weight decay: the papers
-    train it with a tenth of the learning rate of the other parameters, and RMSprop.
+    `linrec train` moves the base. In other training, call `B.after_update(n)` after update n, counted from 1.
+    The optimiser keeps its averages of A. A is in group "transition" without weight decay: the papers train
+    it with a tenth of the learning rate of the other parameters, and RMSprop.
 
     V starts normal with variance 2 / d_model, b uniform in [-0.01, 0.01], as in the released code. `mode` is
     that of `linrec.ops.nonlinear_scan`. An orthogonal B does not contract, so Newton's method needs many
@@ -45,10 +46,12 @@ class ExpRNN(Mixer):
         matrix_map: "exp", or "cayley" for (I + S)^-1 (I - S) with S = A - A^T.
         init: of A, "henaff" or "cayley"; see `linrec.nn.orthogonal.Orthogonal`.
         base: B_0: "identity", or "start" for the initial B, after which A starts at zero.
+        rebase_every: with the base "start", number of updates K after which B_0 moves to B, and A to zero;
+            None keeps B_0.
         mode: how the recurrence runs: "auto" is the loop.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, K below 1, or K without the base "start".
 
     Source:
         Lezcano-Casado and Martinez-Rubio, Cheap Orthogonal Constraints in Neural Networks (2019);
@@ -71,6 +74,7 @@ class ExpRNN(Mixer):
         matrix_map: MatrixMap = "exp",
         init: SkewInit = "cayley",
         base: Base = "identity",
+        rebase_every: int | None = None,
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
@@ -78,7 +82,7 @@ class ExpRNN(Mixer):
         self.mode = mode
         self.V = nn.Linear(d_model, d_model, bias=False)
         nn.init.kaiming_normal_(self.V.weight, nonlinearity="relu")
-        self.B = Orthogonal(d_model, matrix_map=matrix_map, init=init, base=base)
+        self.B = Orthogonal(d_model, matrix_map=matrix_map, init=init, base=base, rebase_every=rebase_every)
         self.b = nn.Parameter(torch.empty(d_model).uniform_(-0.01, 0.01))
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

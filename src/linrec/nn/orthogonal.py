@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import in_double, without_autocast
-from linrec.rules import choice
+from linrec.rules import at_least, choice, require
 
 __all__ = ["Base", "MatrixMap", "Orthogonal", "SkewInit", "cayley", "exponential"]
 
@@ -87,9 +87,11 @@ class Orthogonal(Float32Module):
         init: "henaff", s uniform in [-pi, pi], or "cayley", s = -tan(u / 2) with u uniform in [0, pi / 2]:
             Cayley's map gives rotations by u.
         base: "identity", B_0 = I; or "start", B_0 is the initial matrix, and A starts at zero.
+        rebase_every: number of updates K after which `linrec train` moves B_0 to the matrix, and A to zero;
+            None keeps B_0.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, K below 1, or K without the base "start".
 
     Source:
         Lezcano-Casado and Martinez-Rubio (2019), and Lezcano-Casado (2019) for B_0; the initial A of Henaff,
@@ -104,13 +106,24 @@ class Orthogonal(Float32Module):
     base: Tensor | None
 
     def __init__(
-        self, n: int, *, matrix_map: MatrixMap = "exp", init: SkewInit = "cayley", base: Base = "identity"
+        self,
+        n: int,
+        *,
+        matrix_map: MatrixMap = "exp",
+        init: SkewInit = "cayley",
+        base: Base = "identity",
+        rebase_every: int | None = None,
     ) -> None:
         super().__init__()
+        at_least(1, rebase_every=rebase_every, or_none=True)
+        require(
+            rebase_every is None or base == "start",
+            f"`rebase_every` = {rebase_every} needs `base` = 'start'; got {base!r}.",
+        )
         choice(MatrixMap, matrix_map=matrix_map)
         choice(SkewInit, init=init)
         choice(Base, base=base)
-        self.n, self.matrix_map = n, matrix_map
+        self.n, self.matrix_map, self.rebase_every = n, matrix_map, rebase_every
         if init == "henaff":
             s = torch.empty(n // 2).uniform_(-math.pi, math.pi)
         else:
@@ -135,3 +148,22 @@ class Orthogonal(Float32Module):
             B = MAPS[self.matrix_map](upper - upper.mT)
             B = B if self.base is None else in_double(self.base) @ B
             return B.to(self.A.dtype)
+
+    def after_update(self, updates: int) -> None:
+        """Move B_0 to the matrix and A to zero after every K updates; the matrix stays as it is.
+
+        Raises:
+            ValueError: A is split over processes.
+        """
+        if self.rebase_every is None:
+            return
+        require(
+            # of a DTensor, whose import takes seconds
+            not hasattr(self.A, "full_tensor"),
+            "`rebase_every` must be None where A is split over processes; choose --loop.strategy ddp.",
+        )
+        if updates % self.rebase_every == 0:
+            with torch.no_grad():
+                assert self.base is not None
+                self.base.copy_(self())
+                self.A.zero_()

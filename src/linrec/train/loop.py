@@ -196,6 +196,7 @@ def _fit(
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
     )
+    moving: list[Any] = [module for module in model.modules() if hasattr(module, "after_update")]
     if compiled and device.type == "cuda" and fabric.world_size == 1:
         do_step = CapturedStep(do_step, unless=lambda *batch: reads_values(model, Batch(*batch)))
 
@@ -240,6 +241,8 @@ def _fit(
             set_learning_rate(optimizers, factor)
             do_step(*batch)
             step += 1
+            for module in moving:
+                module.after_update(step)
             reporter.step(step)
 
             place = {"step": step, "epoch": round(step / len(batches), 4)}
