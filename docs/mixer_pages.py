@@ -2,25 +2,43 @@
 
 A page has the paper, the equations of the module's docstring, the operator and its modes, the state, the
 comparisons with released code, and the reference of the class. A file `docs/mixers/NAME.md`, where there is
-one, is the section "Use" of the page.
+one, is the section "Use" of the page. `memory_pages` makes its pages of the same parts.
 """
 
 import functools
 import importlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tables
+import torch
 from torch import Tensor
 
 from linrec import mixers
+from linrec.mixers import State
 
 HERE = Path(__file__).parent
 PAPERS: dict[str, str] = json.loads((HERE / "papers.json").read_text())
 WIDTHS = (64, 256, 1024)
+SEGMENTS = "Steps of a segment attend in parallel, and a loop runs over the segments."
+
+
+def names() -> list[str]:
+    """Return the names of all mixers."""
+    return mixers.names()
+
+
+def title(name: str) -> str:
+    """Return the name of a mixer's class."""
+    return mixers.get(name).__name__
+
+
+def module(name: str) -> str:
+    """Return the module of a mixer."""
+    return f"linrec.mixers.{name}"
 
 
 def uri(name: str) -> str:
@@ -30,80 +48,120 @@ def uri(name: str) -> str:
 
 def navigation() -> list[dict[str, Any]]:
     """Return the families for the navigation, each with the pages of its mixers."""
-    return [
-        {family.title: [{mixers.get(name).__name__: uri(name)} for name in names]}
-        for family, names in tables.families()
-    ]
-
-
-def module(name: str) -> str:
-    """Return the module of a mixer."""
-    return f"linrec.mixers.{name}"
+    return [{family.title: [{title(name): uri(name)} for name in each]} for family, each in tables.families()]
 
 
 @functools.cache
 def before_reference(name: str) -> str:
     """Return the page of a mixer up to its reference, as Markdown."""
-    equations = (inspect.getdoc(importlib.import_module(module(name))) or "").partition("\n")[2].strip("\n")
+    return joined(
+        name,
+        title(name),
+        module(name),
+        f'from linrec import mixers\n\nmixer = mixers.build("{name}", d_model)',
+        {
+            "Recurrence": _recurrence(name),
+            "State": _state(name),
+            "Use": written(uri(name)),
+            "Comparison with released code": tables.released(name),
+        },
+    )
+
+
+def joined(name: str, heading: str, path: str, example: str, sections: Mapping[str, str]) -> str:
+    """Return a page: the paper, an example, the equations of the module at `path`, and the sections."""
+    described = importlib.import_module(path)
+    equations = (inspect.getdoc(described) or "").partition("\n")[2].strip("\n")
     link = f" [Paper]({PAPERS[name]})" if name in PAPERS else ""
-    use = HERE / uri(name)
-    parts = [
-        f"# {mixers.get(name).__name__}",
-        f"{tables.paper(name)}.{link}",
-        f'```python\nfrom linrec import mixers\n\nmixer = mixers.build("{name}", d_model)\n```',
-        f"## Equations\n\n{equations}",
-        f"## Recurrence\n\n{_recurrence(name)}",
-        f"## State\n\n{_state(name)}",
-        f"## Use\n\n{use.read_text().strip()}" if use.exists() else "",
-        f"## Comparison with released code\n\n{tables.released(name)}",
-    ]
-    return "\n\n".join(part for part in parts if part)
+    parts = [f"# {heading}", f"{tables.first_line(described)}.{link}", f"```python\n{example}\n```"]
+    parts += [f"## {each}\n\n{text}" for each, text in {"Equations": equations, **sections}.items() if text]
+    return "\n\n".join(parts)
+
+
+def written(page: str) -> str:
+    """Return the text of the file in the place of a page; nothing without a file."""
+    return (HERE / page).read_text().strip() if (HERE / page).exists() else ""
 
 
 def _recurrence(name: str) -> str:
-    called = tables.operators_of(name)
+    called, by_segments = tables.operators_of(name), tables.by_segments(name)
     if not called:
-        return (
-            "The mixer calls no operator with its default arguments. It runs its own loop over time, in the "
-            "mode `recurrent`."
-        )
+        loop = SEGMENTS if by_segments else "It runs its own loop over time, in the mode `recurrent`."
+        return f"The mixer calls no operator with its default arguments. {loop}"
     rows = [
         (f"[`{operator}`](../operators/{operator}.md)", mode, ", ".join(b for m, b in pairs if m == mode))
         for operator, pairs in called.items()
         for mode in dict.fromkeys(mode for mode, _ in pairs)
     ]
     table = tables.markdown_table(("operator", "mode", "backends"), rows)
-    return f"With its default arguments, the mixer calls:\n{table}"
+    return f"With its default arguments, the mixer calls:\n{table}" + (SEGMENTS if by_segments else "")
 
 
 def _state(name: str) -> str:
-    built = [mixers.build(name, width) for width in WIDTHS]
-    state = built[0].init_state(1, device="meta")
-    tensors = [
-        (path, str(tuple(x.shape)), f"`{str(x.dtype).removeprefix('torch.')}`") for path, x in _leaves(state)
-    ]
-    shapes = tables.markdown_table(("tensor", f"shape for batch 1, `d_model={WIDTHS[0]}`", "dtype"), tensors)
-    sizes = tables.markdown_table(
-        ("`d_model`", "state size", "parameters"),
-        [
-            (f"{mixer.d_model:,}", f"{mixer.state_size:,}", f"{sum(p.numel() for p in mixer.parameters()):,}")
-            for mixer in built
-        ],
-    )
+    built = [mixers.build(name, width).to("meta") for width in WIDTHS]
+    start, after = built[0].init_state(1), {}
+    counts = {"state size": [mixer.state_size for mixer in built]}
     text = "The state size is the number of elements that a sequence keeps between calls."
-    if built[0].segment_length is not None:
-        text += (
-            " A tensor with an axis of size 0 caches the steps of an unfinished segment, and the state size "
-            "counts the steps of the longest one."
+    if (length := built[0].segment_length) is not None:
+        steps = 2 * length - 1
+        inputs = [torch.zeros(1, steps, width, device="meta") for width in WIDTHS]
+        after = held(built[0], inputs[0])
+        text = (
+            f"The state is largest at the last step before the end of a segment, as after {steps:,} steps. "
+            "The state size is its number of elements."
         )
-    elif any(0 in x.shape for _, x in _leaves(state)):
-        text += (
-            " A tensor with an axis of size 0 grows with each step, and the state size then counts a step."
+        if len(after) > 1:
+            ends = [held(mixer, x)["without gradients"] for mixer, x in zip(built, inputs, strict=True)]
+            counts["elements without gradients"] = [elements(end) for end in ends]
+            text += (
+                " Calls without gradients also keep keys and values, which the state size does not count. "
+                "The second table has the number of elements with them."
+            )
+    elif any(0 in x.shape for _, x in leaves(start)):
+        text = (
+            "A tensor with an axis of size 0 grows with each step. The state size is the number of elements "
+            "that a step adds; tensors of fixed size come on top."
         )
-    return f"{shapes}\n{text}\n{sizes}"
+    counts["parameters"] = [sum(p.numel() for p in mixer.parameters()) for mixer in built]
+    return f"{shapes(start, after)}\n{text}\n{sizes(counts)}"
 
 
-def _leaves(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def held(run: Callable[[Tensor], tuple[Tensor, State]], x: Tensor) -> dict[str, State]:
+    """Return the state after the steps of `x`, and the state without gradients where it holds more."""
+    _, trained = run(x)
+    with torch.no_grad():
+        _, inferred = run(x)
+    states = {f"after {x.shape[1]:,} steps": trained}
+    return states if elements(trained) == elements(inferred) else states | {"without gradients": inferred}
+
+
+def elements(state: State) -> int:
+    """Return the number of elements of a state."""
+    return sum(x.numel() for _, x in leaves(state))
+
+
+def shapes(start: State, after: Mapping[str, State]) -> str:
+    """Return the table of the tensors of the first width: at the start, and in the other states."""
+    first, *others = (dict(leaves(state)) for state in (start, *after.values()))
+    rows = [
+        (
+            path,
+            *(str(tuple(state[path].shape)) for state in (first, *others)),
+            f"`{str(x.dtype).removeprefix('torch.')}`",
+        )
+        for path, x in first.items()
+    ]
+    header = ("tensor", f"shape for batch 1, `d_model={WIDTHS[0]}`", *after, "dtype")
+    return tables.markdown_table(header, rows)
+
+
+def sizes(counts: Mapping[str, Sequence[int]]) -> str:
+    """Return the table of numbers for each width."""
+    rows = [tuple(f"{number:,}" for number in row) for row in zip(WIDTHS, *counts.values(), strict=True)]
+    return tables.markdown_table(("`d_model`", *counts), rows)
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a state, each after its name."""
     if isinstance(state, Tensor):
         yield f"`{path or 'state'}`", state
@@ -111,4 +169,4 @@ def _leaves(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         for index, branch in enumerate(state):
             fields = getattr(state, "_fields", None)
             step = f".{fields[index]}" if fields else f"[{index}]"
-            yield from _leaves(branch, f"{path or 'state'}{step}")
+            yield from leaves(branch, f"{path or 'state'}{step}")

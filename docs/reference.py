@@ -1,6 +1,7 @@
 """Hooks of MkDocs: fill in the tables, and make the reference from the modules that there are.
 
-Every mixer gets a page. Every page in `docs/operators` says which functions it is the reference of:
+Every mixer and every memory across the stack gets a page. Every page in `docs/operators` says which functions
+it is the reference of:
 
     <!-- reference: linrec.ops.scan.scan -->
 
@@ -34,10 +35,9 @@ IMAGE = re.compile(r"<img [^>]*>")
 # MkDocs loads this file by its path, so what lies beside it is not on the path of imports
 sys.path.insert(0, str(HERE))
 
+import memory_pages  # noqa: E402
 import mixer_pages  # noqa: E402
 import tables  # noqa: E402
-
-from linrec import mixers  # noqa: E402
 
 
 class Reference(NamedTuple):
@@ -54,7 +54,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     assert config.nav is not None
     for section in config.nav:
         if "Mixers" in section:
-            section["Mixers"] += mixer_pages.navigation()
+            section["Mixers"] += [*mixer_pages.navigation(), *memory_pages.navigation()]
     if results := sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("results/*.md")):
         config.nav.append({"Results": results})
     config.nav += [{"Reference": _navigation(_public_pages())}, {"Inside": _navigation(_inside_pages())}]
@@ -62,7 +62,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of mixers and of the reference; they replace the files with parts of their text."""
+    """Add the pages that are made here; they replace the files with parts of their text."""
     for page in _pages():
         if written := files.get_file_from_path(page.uri):
             files.remove(written)
@@ -98,7 +98,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def _pages() -> tuple[Reference, ...]:
-    return *_mixer_pages(), *_public_pages(), *_inside_pages()
+    return *_described_pages(), *_public_pages(), *_inside_pages()
 
 
 @functools.cache
@@ -116,15 +116,16 @@ def _operator_pages() -> dict[str, tuple[str, ...]]:
 
 
 @functools.cache
-def _mixer_pages() -> tuple[Reference, ...]:
+def _described_pages() -> tuple[Reference, ...]:
+    """Return the pages of mixers and of memories."""
     pages = []
-    for name in mixers.names():
-        module = _loaded()[mixer_pages.module(name).removeprefix(f"{PACKAGE}.")]
-        declared = [f"{module.path}.{member}" for member in module.exports or ()]
-        blocks = [mixer_pages.before_reference(name), "## Reference"]
-        blocks += [_block(path, level=3, heading=path.rpartition(".")[2]) for path in declared]
-        title = mixers.get(name).__name__
-        pages.append(Reference(title, mixer_pages.uri(name), "\n\n".join(blocks), tuple(declared)))
+    for maker in (mixer_pages, memory_pages):
+        for name in maker.names():
+            module = _loaded()[maker.module(name).removeprefix(f"{PACKAGE}.")]
+            declared = [f"{module.path}.{member}" for member in module.exports or ()]
+            blocks = [maker.before_reference(name), "## Reference"]
+            blocks += [_block(path, level=3, heading=path.rpartition(".")[2]) for path in declared]
+            pages.append(Reference(maker.title(name), maker.uri(name), "\n\n".join(blocks), tuple(declared)))
     return tuple(pages)
 
 
@@ -133,7 +134,7 @@ def _public_pages() -> tuple[Reference, ...]:
     pages = []
     anywhere = _exported_anywhere()
     elsewhere = {path for objects in _operator_pages().values() for path in objects}
-    elsewhere |= {path for page in _mixer_pages() for path in page.objects}
+    elsewhere |= {path for page in _described_pages() for path in page.objects}
     for package in _packages(_loaded()):
         exported = {path: name for path, name in _exported(package).items() if path not in elsewhere}
         blocks = [_block(package.path, level=1)]

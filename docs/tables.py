@@ -2,7 +2,7 @@
 
 A Markdown file says where a table goes:
 
-    <!-- table: mixers -->
+    <!-- table: families -->
     <!-- end of table -->
 
 The page of an operator says where its backends and the mixers that call it go:
@@ -22,15 +22,17 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from linrec import mixers, ops, tasks
 from linrec.bench import SUITES
+from linrec.models import LanguageModel, MemoryConfig, ModelConfig
+from linrec.models.config import ARGUMENTS
 from linrec.nn.mixer import Mixer
 from linrec.ops.core.backends import Pair
 from linrec.ops.core.call import Call, Result, handling, unhandled
@@ -114,12 +116,6 @@ def operators() -> str:
     )
 
 
-def mixer_table() -> str:
-    """Every mixer, by the name that users type: its operators, their modes, and the size of its state."""
-    rows = [(f"`{name}`", paper(name), *_recurrence_of(name)) for name in mixers.names()]
-    return markdown_table(("name", "from", "recurrence", "modes", f"state at width {WIDTH}"), rows)
-
-
 def irregular_table() -> str:
     """Every mixer that takes irregular steps, and the effect of `dt` that its documentation states."""
     rows = []
@@ -141,14 +137,41 @@ def family_tables() -> str:
                 f"[`{name}`](mixers/{name}.md)",
                 paper(name),
                 ", ".join(f"[`{each}`](operators/{each}.md)" for each in operators_of(name))
-                or "its own loop",
-                f"{_built(name).state_size:,}",
+                or f"a loop over {'segments' if by_segments(name) else 'steps'}",
+                f"{built(name).state_size:,}",
             )
             for name in names
         ]
         table = markdown_table(("name", "from", "operator", f"state at width {WIDTH}"), rows)
         parts.append(f"### {family.title}\n\n{family.about}\n{table}")
     return "\n" + "\n".join(parts)
+
+
+def memory_table() -> str:
+    """Every memory across the stack with a link to its page, and the mixers that it takes."""
+    rows = []
+    for name in ARGUMENTS:
+        paper = first_line(importlib.import_module(f"linrec.models.{name}"))
+        mixed = ", ".join(f"`{mixer}`" for mixer in taken(name)) if taken(name) != mixers.names() else "all"
+        rows.append((f"[`{name}`](memories/{name}.md)", paper, mixed))
+    return markdown_table(("name", "from", "mixers"), rows)
+
+
+@functools.cache
+def taken(memory: str) -> list[str]:
+    """Return the mixers that a memory across the stack takes with their default arguments."""
+    return [name for name in mixers.names() if takes(MemoryConfig(kind=memory), name)]
+
+
+def takes(memory: MemoryConfig, mixer: str, **arguments: Any) -> bool:
+    """Return whether a memory across the stack takes a mixer with some arguments."""
+    config = ModelConfig(vocab_size=1, n_layers=1, mixer=mixer, mixer_args=arguments, memory=memory)
+    try:
+        with torch.device("meta"):
+            LanguageModel(config)
+    except ValueError:
+        return False
+    return True
 
 
 def family_list() -> str:
@@ -169,7 +192,7 @@ def families() -> list[tuple[Family, list[str]]]:
 
 def paper(mixer: str) -> str:
     """Return the first line of the mixer's file: the paper."""
-    return _first_line(importlib.import_module(f"linrec.mixers.{mixer}"))
+    return first_line(importlib.import_module(f"linrec.mixers.{mixer}"))
 
 
 @functools.cache
@@ -178,31 +201,30 @@ def operators_of(mixer: str) -> dict[str, Pairs]:
 
     The short convolution in front of a recurrence is left out.
     """
-    built = _built(mixer)
-    return _operators_called(lambda: built(torch.zeros(1, 3, WIDTH)))
+    called = _operators_called(lambda: built(mixer)(torch.zeros(1, 3, WIDTH)))
+    return {
+        name: pairs
+        for name, pairs in called.items()
+        if name != "short_conv" or name == built(mixer).recurrence
+    }
 
 
 @functools.cache
-def _built(mixer: str) -> Mixer:
+def built(mixer: str) -> Mixer:
+    """Return the mixer with its default arguments."""
     return mixers.build(mixer, WIDTH)
 
 
+def by_segments(mixer: str) -> bool:
+    """Return whether the memory of the mixer changes at the ends of segments."""
+    return built(mixer).segment_length is not None
+
+
 def _family(mixer: str) -> Family:
-    built = _built(mixer)
-    memory = built.recurrence or next(iter(operators_of(mixer)), None)
-    if built.segment_length is not None:
+    memory = built(mixer).recurrence or next(iter(operators_of(mixer)), None)
+    if by_segments(mixer):
         memory = SEGMENTS
     return next(family for family in FAMILIES if memory in family.operators or not family.operators)
-
-
-def _recurrence_of(mixer: str) -> tuple[str, str, str]:
-    called = operators_of(mixer)
-    modes = dict.fromkeys(mode for pairs in called.values() for mode, _ in pairs)
-    return (
-        ", ".join(f"`{operator}`" for operator in called) or "its own loop",
-        ", ".join(modes) or "recurrent",
-        f"{_built(mixer).state_size:,}",
-    )
 
 
 def task_table() -> str:
@@ -228,15 +250,20 @@ def released(mixer: str) -> str:
         if "without" in case:
             lines.append(case["without"])
             continue
-        repository, commit = case["repository"], case["commit"]
-        link = f"https://github.com/{repository}/blob/{commit}/{case['path']}"
         arguments = ", ".join(f"{name}={value!r}" for name, value in case.get("arguments", {}).items())
         lines.append(
-            f"Compared with `{case['layer']}` of [{repository}]({link}) at commit `{commit[:7]}`: "
+            f"Compared with `{case['layer']}` of {link(case)}: "
             f"relative error below {case['error']:.0e}" + (f", with `{arguments}`" if arguments else "") + "."
             + (f" {case['note']}" if "note" in case else "")
         )  # fmt: skip
     return "\n\n".join(lines)
+
+
+def link(case: Mapping[str, str]) -> str:
+    """Return a link to the released code of a comparison, with its commit."""
+    repository, commit = case["repository"], case["commit"]
+    address = f"https://github.com/{repository}/blob/{commit}/{case['path']}"
+    return f"[{repository}]({address}) at commit `{commit[:7]}`"
 
 
 def backends(operator: str) -> str:
@@ -260,7 +287,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "families": family_tables,
     "family_list": family_list,
-    "mixers": mixer_table,
+    "memories": memory_table,
     "tasks": task_table,
     "recipes": recipe_table,
     "irregular": irregular_table,
@@ -301,8 +328,7 @@ def _operators_called(call: Callable[[], object]) -> dict[str, Pairs]:
 
     with handling(look):
         call()
-    # the convolution before a recurrence is no recurrence
-    return {name: pairs for name, pairs in called.items() if name != "short_conv"}
+    return called
 
 
 def _by_mode(pairs: Pairs) -> str:
@@ -314,7 +340,7 @@ def _by_mode(pairs: Pairs) -> str:
 
 def _named(name: str, kind: type) -> tuple[str, str, str]:
     # the file opens with the paper, or with a description of the task
-    return f"`{name}`", f"`{kind.__name__}`", _first_line(importlib.import_module(kind.__module__))
+    return f"`{name}`", f"`{kind.__name__}`", first_line(importlib.import_module(kind.__module__))
 
 
 def _equation(function: Callable[..., object]) -> str:
@@ -326,7 +352,8 @@ def _equation(function: Callable[..., object]) -> str:
     return "<br>".join(f"`{part}`" for part in parts if part)
 
 
-def _first_line(documented: object) -> str:
+def first_line(documented: object) -> str:
+    """Return the first line of a docstring, without its full stop."""
     return (inspect.getdoc(documented) or "").split("\n")[0].rstrip(".")
 
 

@@ -70,7 +70,3 @@ def test_every_operator_has_a_row_with_all_its_pairs(tables, name):
         modes = (part.split(": ") for part in cell.split("<br>"))
         pairs = [(mode, backend) for mode, backends in modes for backend in backends.split(", ")]
         assert sorted(pairs) == sorted(OPERATORS[name].operator.pairs)
-
-
-def test_every_mixer_has_a_row(tables):
-    assert [row[0] for row in rows(tables.mixer_table(), "name")] == [f"`{name}`" for name in mixers.names()]
