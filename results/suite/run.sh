@@ -76,6 +76,14 @@ segments-text() {
     "transformer_xl(segment_length=64, memory_length="{0,64,128,192}")"
 }
 
+# two time scales
+fitzhugh-nagumo() { suite dynamics fitzhugh-nagumo --tasks fitzhugh-nagumo --mixers lem cornn lstm; }
+# long sequences, and noise in tests alone; IMAGES is the folder of Fashion-MNIST
+permuted-fashion-mnist() {
+  suite dynamics permuted-fashion-mnist --tasks permuted-fashion-mnist --parameters 299000 --lrs 0.001 0.004 \
+    --data "permuted-fashion-mnist=${IMAGES:?"set IMAGES to the folder of Fashion-MNIST"}" --mixers s5 unicornn hgru
+}
+
 questions=("$@")
 ((${#questions[@]})) ||
   questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop segments)
