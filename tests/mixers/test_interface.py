@@ -66,6 +66,7 @@ OTHER_MATRICES = {
     "block_state": {f"filters.{f}.C" for f in range(3)},
     "lipschitz_rnn": {"M_A", "M_W"},
     "lru": {"C"},
+    "noisy_rnn": {"M_A", "M_W"},
     "s5": {"C"},
     "s5_hyena": {"systems.0.C", "systems.1.C"},
 }
@@ -154,7 +155,7 @@ FURTHER += [(name, {}) for name in mixers.names() if not name.startswith("rwkv")
 )
 def test_a_mixer_in_bfloat16_computes_what_it_does_in_float32(name, arguments):
     torch.manual_seed(0)
-    mixer = mixers.build(name, 64, **arguments)
+    mixer = mixers.build(name, 64, **arguments).eval()
     x = torch.randn(1, 1024, 64).bfloat16()
     with torch.no_grad():
         expected, found = mixer(x.float())[0], mixer.bfloat16()(x)[0]

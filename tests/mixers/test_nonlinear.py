@@ -16,8 +16,8 @@ D_MODEL = 4
 @pytest.mark.parametrize("mode", tiered(["newton"], ["quasi_newton"]))
 def test_modes_agree(name, mode):
     torch.manual_seed(0)
-    loop = mixers.build(name, D_MODEL).double()
-    parallel = mixers.build(name, D_MODEL, mode=mode).double()
+    loop = mixers.build(name, D_MODEL).double().eval()
+    parallel = mixers.build(name, D_MODEL, mode=mode).double().eval()
     parallel.load_state_dict(loop.state_dict())
     x = torch.randn(2, 60, D_MODEL, generator=generator(0), dtype=torch.float64, requires_grad=True)
     reset = reset_mask(2, 60, rate=0.05)

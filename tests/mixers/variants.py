@@ -398,7 +398,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "lipschitz_rnn": {
         "paper": {},
         "midpoint": {"solver": "midpoint", "beta": 0.6, "epsilon": 0.1, "gamma": 0.1, "init_std": 2.0},
-        "noisy": {"learned_step": True, "epsilon": 0.01, "gamma_w": 0.2, "init_std": 2.0},
+    },
+    "noisy_rnn": {
+        # the mixers of the laws are in training, where noise makes every call different
+        "no noise": {"gamma_w": 0.2, "add_noise": 0.0, "mult_noise": 0.0, "init_std": 2.0},
     },
     "antisymmetric_rnn": {
         "paper": {},

@@ -58,7 +58,7 @@ def test_two_explicit_runs(combine, shared):
 @pytest.mark.parametrize("name", tiered(["hgru"], [name for name in mixers.names() if name != "hgru"]))
 def test_laws_of_what_has_no_state_and_no_direction(name):
     torch.manual_seed(0)
-    both = Bidirectional(build(name), build(name))
+    both = Bidirectional(build(name), build(name)).eval()
     for law in (check_batch_independence, check_layout, check_empty):
         law(both, inputs(time=7))
     for rate in (0.0, 0.3, 1.0):

@@ -67,7 +67,7 @@ def test_explicit_loops_over_lines(directions, shared):
 @pytest.mark.parametrize("name", mixers.names())
 def test_any_mixer(name):
     torch.manual_seed(0)
-    mixer = build(name)
+    mixer = build(name).eval()
     assert_agree(
         ImageScan(mixer)(image())[0], by_loops(image(), ("right", "left", "down", "up"), [mixer] * 4)
     )

@@ -26,7 +26,7 @@ def tokens() -> torch.Tensor:
 
 @each
 def test_the_start_changes_no_output(name: str) -> None:
-    model = make(name)
+    model = make(name).eval()
     start = InitialState(model).double()
     assert_agree(model(tokens(), start(model.init_state(3)))[0], model(tokens())[0])
 

@@ -76,7 +76,7 @@ def test_padding_changes_nothing(pooling, bidirectional, kind):
 
 @pytest.mark.parametrize("name", mixers.names())
 def test_padding_with_any_mixer(name):
-    model = make(replace(CONFIG, mixer=name))
+    model = make(replace(CONFIG, mixer=name)).eval()
     x = features()
     alone = [model(x[i : i + 1, :length]) for i, length in enumerate(LENGTHS.tolist())]
     assert_agree(model(x, lengths=LENGTHS), torch.cat(alone))
