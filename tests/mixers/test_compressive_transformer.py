@@ -2,10 +2,12 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from linrec import mixers
 from linrec.mixers.compressive_transformer import CompressiveTransformer
 from linrec.models import LanguageModel, ModelConfig
+from linrec.nn.past_steps import PastSteps
 from linrec.testing import assert_agree
 from tests import released
 
@@ -37,8 +39,10 @@ def test_memories_hold_the_last_steps_and_the_compressed_steps_before(compressio
     expected = {
         "mean": [pair.mean(1) for pair in pairs],
         "max": [pair.amax(1) for pair in pairs],
-        "conv": [] if mixer.f is None else [mixer.f(pair.flatten(1)) for pair in pairs],
     }
+    if compression == "conv":
+        f = mixer.f.weight, mixer.f.bias
+        expected["conv"] = [functional.linear(pair.flatten(1), *f) for pair in pairs]
     assert_agree(compressed.h, torch.stack(expected[compression], 1))
 
 
@@ -77,7 +81,7 @@ def test_the_loss_is_the_difference_of_attention_to_steps_and_to_their_vectors()
     """Worked by hand for a single head, and without what a reset hides."""
     mixer = build(n_heads=1, loss_weight=3.0)
     h, old = X[:1, 4:8], X[:1, :4]
-    c = mixer.compressed(old)
+    c = mixer.f(PastSteps.of(old, torch.ones(1, 4, dtype=torch.bool))).h
 
     def attn(steps):
         weights = (mixer.q(h) @ mixer.k(steps).mT / 6**0.5).softmax(-1)
@@ -226,7 +230,7 @@ def test_a_dilation_of_one_step_is_the_convolution():
 def test_the_loss_trains_a_dilated_compression_and_most_used_has_none():
     assert gradients(mixer := build(compression="dilated"), mixer(X)[0])["f.weight"].any()
     mixer = build(compression="most_used", detach="never")
-    assert mixer.f is None
+    assert not list(mixer.f.parameters())
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(mixer(x)[0][:, -1].sum(), x)
     # steps 12 to 15 are the memory, and half of the earlier steps that two compressed pairs replaced remain
@@ -257,8 +261,10 @@ def test_the_gradient_of_f_does_not_depend_on_pieces(memory_length, pieces):
     assert_agree(gradient(pieces), gradient([12]))
 
 
-def test_without_gradients_there_is_no_loss(monkeypatch):
-    mixer = build()
-    monkeypatch.setattr(mixer, "reconstruction_loss", lambda *given: pytest.fail("called"))
+def test_without_gradients_training_weight_or_weights_there_is_no_loss(monkeypatch):
+    mixer, weightless, pooled = build(), build(loss_weight=0.0), build(compression="mean")
+    place = "linrec.mixers.compressive_transformer.reconstruction_loss"
+    monkeypatch.setattr(place, lambda *given: pytest.fail("called"))
     with torch.no_grad():
         mixer(X)
+    mixer.eval()(X), weightless(X), pooled(X)

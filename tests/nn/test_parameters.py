@@ -63,3 +63,10 @@ def test_a_name_that_the_module_does_not_hold_gives_the_nearest():
         mark(nn.Linear(2, 2), "weights")
     with pytest.raises(ValueError, match=r"no parameter of Sequential '0\.weight', and none to choose from"):
         mark(nn.Sequential(nn.Linear(2, 2)), "0.weight")
+
+
+def test_a_named_parameter_may_be_none():
+    linear = nn.Linear(2, 2, bias=False)
+    linear.extra = None
+    groups = groups_of(mark(linear, "bias", "extra", "weight", group="channel"))
+    assert groups == {"weight": ParameterGroup("channel", weight_decay=False)}

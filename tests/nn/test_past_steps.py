@@ -1,6 +1,6 @@
 import torch
 
-from linrec.nn.past_steps import PastSteps
+from linrec.nn.past_steps import PastSteps, last_steps
 
 
 def test_steps_leave_and_enter_without_keeping_other_memory():
@@ -13,3 +13,12 @@ def test_steps_leave_and_enter_without_keeping_other_memory():
     assert new.alive.all()
     for part in (*old, *new):
         assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_the_last_steps_have_the_dtype_of_the_new_ones():
+    old, new = torch.arange(3.0)[None], torch.arange(3.0, 8.0, dtype=torch.bfloat16)[None]
+    for steps in range(6):
+        found = last_steps(old, new[:, :steps])
+        assert found[0].tolist() == list(range(steps, steps + 3))
+        assert found.dtype == torch.bfloat16
+        assert found.untyped_storage().nbytes() == found.nbytes

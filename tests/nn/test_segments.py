@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from linrec.nn.segments import SegmentState, by_segments, check_detach, first_state
+from linrec.nn.segments import SegmentState, Sight, by_segments, check_detach, first_state
 from linrec.testing import assert_agree, reset_mask
 
 LENGTH, DECAY = 4, 0.5
@@ -158,3 +158,32 @@ def test_an_unknown_place_to_detach_is_refused(detach):
 def test_a_position_before_the_stream_is_refused():
     with pytest.raises(ValueError, match="`position` must be at least 0; got -1"):
         start(1, -1)
+
+
+@pytest.mark.parametrize("position", [0, 3])
+@pytest.mark.parametrize("pieces", [[14], [1] * 14, [3, 1, 9, 0, 1]])
+def test_an_element_is_given_for_each_boundary(pieces, position):
+    """Each boundary writes the inputs at its last step, in place of the memory."""
+    x, state = inputs(14), start(3, position)
+    for now in x.split(pieces, 1):
+        given = now[:, LENGTH - 1 - state.alive.shape[1] :: LENGTH, None]
+        _, state = by_segments(
+            "given",
+            read,
+            lambda memory, segment, alive, end: end,
+            now[..., None],
+            state,
+            length=LENGTH,
+            fresh=None,
+            given=given,
+        )
+        boundary = (int(state.position[0]) // LENGTH) * LENGTH - position
+        expected = x[:, boundary - 1, None] if boundary > 0 else torch.full((3, 1), START)
+        assert_agree(state.memory, expected.double())
+
+
+def test_a_window_counts_the_steps_of_the_memory_and_of_the_segment():
+    alive, cut = torch.tensor([[False, True, True]]), torch.tensor([[True, False]])
+    assert Sight(None, None).of(alive, 2, window=3).int().tolist() == [[[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]]
+    own = torch.eye(2, dtype=torch.bool)[None]
+    assert Sight(cut, own).of(alive, 2, window=2).int().tolist() == [[[0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]]

@@ -20,24 +20,23 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
+from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
 from linrec.nn.mixer import State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
-from linrec.nn.position_bias import BucketBias
+from linrec.nn.past_steps import joined
+from linrec.nn.position_bias import BucketPositions, make_bucket_bias
 from linrec.nn.projections import output_kwargs
 from linrec.nn.segment_mixer import SegmentMixer
-from linrec.nn.segments import Detach, Sight, check_detach
+from linrec.nn.segments import Detach, Sight
 from linrec.nn.state_gates import GateKind, StateGate
 from linrec.nn.visible_attention import visible_attention
-from linrec.ops.attention import check_options
 from linrec.rules import at_least, choice
 from linrec.trees import replaced
 
 __all__ = ["BlockRecurrent", "RecurrentStates"]
 
 Configuration = Literal["skip", "single", "dual"]
-Positions = Literal["t5", "none"]
 QKNorm = Literal["l2", "none"]
 Written = Literal["window", "block"]
 
@@ -139,30 +138,23 @@ class BlockRecurrent(SegmentMixer):
         d_hidden: int | None = None,
         sliding: bool = True,
         write_from: Written = "window",
-        positions: Positions = "t5",
+        positions: BucketPositions = "t5",
         qk_norm: QKNorm = "l2",
         state_norm: Norm = "rms",
         norm_eps: float = 1e-6,
         detach: Detach = 8,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, segment_length=segment_length, detach=detach, dropout=dropout)
         choice(GateKind, gate=gate)
         choice(Configuration, configuration=configuration)
         choice(Written, write_from=write_from)
-        choice(Positions, positions=positions)
         choice(QKNorm, qk_norm=qk_norm)
-        check_options(None, dropout)
-        check_detach(detach)
-        at_least(1, segment_length=segment_length, n_states=n_states, cure="The paper's is 512.")
+        at_least(1, n_states=n_states, cure="The paper's is 512.")
         at_least(1, d_hidden=d_hidden, or_none=True)
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
-        at_least(1, n_heads=self.n_heads, d_head=self.d_head)
-        self.kv_heads = kv_groups(self.n_heads, kv_heads)
-        self.segment_length, self.n_states = segment_length, n_states
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
+        self.kv_heads, self.n_states = kv_groups(self.n_heads, kv_heads), n_states
         self.configuration, self.sliding, self.write_from = configuration, sliding, write_from
-        self.detach, self.dropout = detach, dropout
 
         width, kv_width = self.n_heads * self.d_head, self.kv_heads * self.d_head
         # queries of self-attention, then of cross-attention
@@ -181,7 +173,7 @@ class BlockRecurrent(SegmentMixer):
         if qk_norm == "l2":
             self.scale = nn.Parameter(torch.ones(4, self.n_heads))
             mark(self, "scale", group="channel", weight_decay=False)
-        self.bias = BucketBias(self.n_heads) if positions == "t5" else None
+        self.bias = make_bucket_bias(positions, self.n_heads)
         self.out = nn.Linear(2 * width, d_model, bias=False)
         hidden = 4 * d_model if d_hidden is None else d_hidden
         self.gate = None if configuration == "single" else StateGate(2 * width, d_model, gate)
@@ -210,19 +202,13 @@ class BlockRecurrent(SegmentMixer):
         self, E: Tensor, memory: RecurrentStates, segment: tuple[Tensor, Tensor], sight: Sight
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the heads of Y, and K_e and V_e of the block up to the new steps."""
-        time, W = E.shape[1], self.segment_length
         Q, Q_cross = self._heads(self.q_e, E).chunk(2, 2)
-        K, V = self._heads(self.k_e, E), self._heads(self.v_e, E)
-        # a state from outside of autocast has another dtype
-        K, V = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(segment, (K, V), strict=True))
-        keys, values = torch.cat([memory.k.to(K.dtype), K], 1), torch.cat([memory.v.to(V.dtype), V], 1)
-        visible, bias = sight.of(memory.alive, time), None
-        if self.sliding:
-            visible = visible.triu(keys.shape[1] - time - W + 1)
-        if self.bias is not None:
-            bias = self.bias(time, keys.shape[1]).to(Q.dtype)
-        dropout = self.dropout if self.training else 0.0
-        attended = self._attention(0, Q, keys, values, visible, bias, dropout=dropout)
+        K, V = map(joined, segment, (self._heads(self.k_e, E), self._heads(self.v_e, E)))
+        keys, values = joined(memory.k, K), joined(memory.v, V)
+        window = self.segment_length if self.sliding else None
+        visible = sight.of(memory.alive, E.shape[1], window=window)
+        bias = None if self.bias is None else self.bias(*visible.shape[1:])
+        attended = self._attention(0, Q, keys, values, visible, bias, dropout=self.active_dropout)
 
         K_s, V_s, shown = memory.k_s.to(Q.dtype), memory.v_s.to(Q.dtype), None
         if sight.memory is not None:
@@ -242,7 +228,7 @@ class BlockRecurrent(SegmentMixer):
         attended = self._attention(2, Q, memory.k_s.to(Q.dtype), memory.v_s.to(Q.dtype), None)
         keys, values, visible = K, V, alive
         if self.write_from == "window":
-            keys, values = torch.cat([memory.k.to(K.dtype), K], 1), torch.cat([memory.v.to(V.dtype), V], 1)
+            keys, values = joined(memory.k, K), joined(memory.v, V)
             visible = torch.cat([memory.alive, alive], 1)
         visible = visible[:, None].expand(-1, self.n_states, -1)
         crossed = self._attention(3, Q_cross, keys, values, visible)
@@ -257,9 +243,8 @@ class BlockRecurrent(SegmentMixer):
 
     @property
     def state_size(self) -> int:
-        """Elements of the memory and of an unfinished block of `segment_length` - 1 steps, its longest."""
-        kv = 2 * self.kv_heads * self.d_head
-        return self.n_states * (self.d_model + kv) + 2 + (kv + 1) * (2 * self.segment_length - 1)
+        """Elements of the memory, of K_s and V_s, and of the longest unfinished block."""
+        return super().state_size + self.n_states * 2 * self.kv_heads * self.d_head
 
     def start(
         self, batch: int, device: torch.device | str | None
@@ -306,6 +291,5 @@ class BlockRecurrent(SegmentMixer):
             scale = (self.scale[place].abs() * math.sqrt(self.d_head))[:, None].to(q.dtype)
             q, k = (x * (x.square().sum(-1, keepdim=True) + QK_EPS).rsqrt() for x in (q, k))
             q = q * scale
-        shared = self.n_heads // self.kv_heads
-        k, v = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (k, v))
+        k, v = repeat_heads(k, self.n_heads), repeat_heads(v, self.n_heads)
         return visible_attention(q, k, v, visible, bias, causal=False, dropout=dropout)

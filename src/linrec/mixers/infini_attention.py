@@ -18,17 +18,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.feature_maps.fixed import ELU
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
+from linrec.nn.past_steps import joined
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
 from linrec.nn.segment_mixer import SegmentMixer
-from linrec.nn.segments import Detach, Sight, check_detach
+from linrec.nn.segments import Detach, Sight
 from linrec.nn.visible_attention import visible_attention
-from linrec.ops.attention import check_options
 from linrec.ops.core.precision import without_autocast
-from linrec.rules import at_least, choice, positive
+from linrec.rules import choice, positive
 
 __all__ = ["InfiniAttention", "InfiniMemory"]
 
@@ -108,18 +108,12 @@ class InfiniAttention(SegmentMixer):
         detach: Detach = "never",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, segment_length=segment_length, detach=detach, dropout=dropout)
         choice(Update, update=update)
         choice(Positions, positions=positions)
-        check_options(None, dropout)
-        check_detach(detach)
-        at_least(1, segment_length=segment_length, cure="The paper's is 2048.")
         positive(eps=eps)
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
-        at_least(1, n_heads=self.n_heads, d_head=self.d_head)
-        self.segment_length, self.update, self.gate_empty, self.eps = segment_length, update, gate_empty, eps
-        self.detach, self.dropout = detach, dropout
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
+        self.update, self.gate_empty, self.eps = update, gate_empty, eps
 
         width = self.n_heads * self.d_head
         self.q = nn.Linear(d_model, width, bias=False)
@@ -141,8 +135,7 @@ class InfiniAttention(SegmentMixer):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return A, and the keys and values of the segment up to the new steps."""
         Q, K, V = (y.unflatten(-1, (self.n_heads, -1)) for y in projected(x, self.q, self.k, self.v))
-        # a state from outside of autocast has another dtype
-        K, V = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(segment, (K, V), strict=True))
+        K, V = map(joined, segment, (K, V))
         with without_autocast(x.device.type):
             A_mem = self._retrieved(self.sigma(Q), memory)
         if sight.memory is not None:
@@ -152,8 +145,7 @@ class InfiniAttention(SegmentMixer):
             step = torch.arange(K.shape[1], device=x.device)[None]
             (turned_Q,) = self.rotary(step[:, K.shape[1] - x.shape[1] :], Q)
             (turned_K,) = self.rotary(step, K)
-        dropout = self.dropout if self.training else 0.0
-        A_dot = visible_attention(turned_Q, turned_K, V, sight.steps, dropout=dropout)
+        A_dot = visible_attention(turned_Q, turned_K, V, sight.steps, dropout=self.active_dropout)
         gate = torch.sigmoid(self.beta)[:, None]
         if not self.gate_empty:
             written = (memory.z > 0).any(-1)[:, None, :, None]
@@ -178,12 +170,6 @@ class InfiniAttention(SegmentMixer):
         keys = keys.to(memory.M.dtype).transpose(1, 2)
         values = keys @ memory.M / (keys @ memory.z[..., None]).clamp(min=self.eps)
         return values.transpose(1, 2)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of the memory and of an unfinished segment of `segment_length` - 1 steps, its longest."""
-        width = self.n_heads * self.d_head
-        return width * (self.d_head + 1) + (2 * width + 1) * (self.segment_length - 1) + 1
 
     def start(
         self, batch: int, device: torch.device | str | None

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
-from linrec.nn.past_steps import PastSteps, all_keys_and_values, keys_and_values
-from linrec.nn.projections import draw
+from linrec.nn.past_steps import PastSteps, Steps, all_keys_and_values, extended
+from linrec.nn.projections import draw, input_kwargs
 from linrec.nn.segment_mixer import SegmentMixer
-from linrec.nn.segments import Detach, Sight, check_detach
-from linrec.ops.attention import check_options
+from linrec.nn.segments import Detach, Sight
 from linrec.rules import at_least, positive, require
 
 __all__ = ["TransformerXL"]
@@ -104,24 +103,17 @@ class TransformerXL(SegmentMixer):
         dropout: float = 0.0,
         init_std: float = 0.02,
     ) -> None:
-        super().__init__(d_model)
-        check_options(None, dropout)
-        check_detach(detach)
-        at_least(1, segment_length=segment_length)
+        super().__init__(d_model, segment_length=segment_length, detach=detach, dropout=dropout)
         at_least(0, memory_length=memory_length, or_none=True)
         at_least(0, clamp=clamp, or_none=True)
         positive(init_std=init_std)
-        self.segment_length = segment_length
         self.memory_length = segment_length if memory_length is None else memory_length
         require(
             self.memory_length > 0 or not same_length,
             "`same_length` needs a `memory_length` of at least 1; got 0. Each step sees that many steps.",
         )
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
-        at_least(1, n_heads=self.n_heads, d_head=self.d_head)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.same_length, self.untie_biases = same_length, untie_biases
-        self.detach, self.dropout = detach, dropout
 
         width = self.n_heads * self.d_head
         self.q = nn.Linear(d_model, width, bias=False)
@@ -141,34 +133,20 @@ class TransformerXL(SegmentMixer):
         """Return m_s with its keys and values, if no gradients are recorded."""
         return memory.keyed(self.k, self.v)
 
-    def read(
-        self, x: Tensor, memory: PastSteps, segment: tuple[Tensor, Tensor], sight: Sight
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def read(self, x: Tensor, memory: PastSteps, segment: Steps, sight: Sight) -> tuple[Tensor, Steps]:
         """Return a, and h_s up to the new steps with its `keys_and_values`."""
-        h = torch.cat([segment[0], x.to(segment[0].dtype)], 1)
-        steps = h, keys_and_values(h, segment[1], self.k, self.v)
-        joined = all_keys_and_values([(memory.h, memory.kv), steps], self.k, self.v)
+        steps = extended(segment, x, self.k, self.v)
+        joined = all_keys_and_values([memory], steps, self.k, self.v)
         q, k, v = (y.unflatten(-1, (self.n_heads, self.d_head)) for y in (self.q(x), *joined))
-        visible = sight.of(memory.alive, x.shape[1])
-        if self.same_length:
-            visible = visible.triu(k.shape[1] - x.shape[1] - self.memory_length + 1)
-        dropout = self.dropout if self.training else 0.0
-        a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout)
+        window = self.memory_length if self.same_length else None
+        visible = sight.of(memory.alive, x.shape[1], window=window)
+        a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=self.active_dropout)
         return a.flatten(-2), steps
 
-    def write(self, memory: PastSteps, segment: tuple[Tensor, Tensor], alive: Tensor) -> PastSteps:
+    def write(self, memory: PastSteps, segment: Steps, alive: Tensor) -> PastSteps:
         """Return m_{s+1}."""
         h, kv = segment
         return memory.then(PastSteps(h, alive, kv))
-
-    @property
-    def state_size(self) -> int:
-        """Elements of the memory and of an unfinished segment of `segment_length` - 1 steps, its longest.
-
-        Keys and values, which the state holds in inference, are not counted.
-        """
-        per_step = self.d_model + 1
-        return per_step * (self.memory_length + self.segment_length - 1) + 1
 
     @classmethod
     def share(cls, layers: "Sequence[TransformerXL]") -> None:
@@ -177,8 +155,7 @@ class TransformerXL(SegmentMixer):
             if not layer.untie_biases:
                 layer.biases = layers[0].biases
 
-    def start(self, batch: int, device: torch.device | str | None) -> tuple[PastSteps, tuple[Tensor, Tensor]]:
+    def start(self, batch: int, device: torch.device | str | None) -> tuple[PastSteps, Steps]:
         """Return an empty memory, in the dtype of the weights, and no inputs."""
-        like = {"dtype": self.q.weight.dtype, "device": self.q.weight.device if device is None else device}
-        memory = PastSteps.empty(batch, self.memory_length, self.d_model, **like)
-        return memory, (memory.h[:, :0], memory.kv[:, :0])
+        memory = PastSteps.empty(batch, self.memory_length, self.d_model, **input_kwargs(self.q, device))
+        return memory, memory.no_steps

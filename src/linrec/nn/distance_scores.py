@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linrec.nn.parameters import mark
 from linrec.nn.visible_attention import fitting, padded, visible_attention
 
-__all__ = ["DistanceScores", "QueryBiases", "distance_attention", "sinusoids"]
+__all__ = ["DistanceScores", "QueryBiases", "attention_received", "distance_attention", "sinusoids"]
 
 
 class QueryBiases(nn.Module):
@@ -115,6 +115,36 @@ def distance_attention(
     q, u, bias = (padded(x.to(q.dtype), channels) for x in (q, biases.u, biases.v))
     scores = distance(q + bias, k.shape[1])
     return visible_attention(q + u, k, v, visible, scores, scale=scale, dropout=dropout)
+
+
+def attention_received(
+    keys: slice,
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s h d"],
+    visible: Bool[Tensor, "b t s"],
+    distance: DistanceScores,
+    biases: QueryBiases,
+) -> Float[Tensor, "b n"]:
+    """Return the weights of `distance_attention` to n keys, summed over queries, on average over heads.
+
+    Args:
+        keys: the n keys, a part of all s.
+        q: queries (b, t, h, d).
+        k: keys (b, s, h, d).
+        visible: whether a query sees a key (b, t, s); a query must see its own.
+        distance: W_R and R.
+        biases: u and v of the scores.
+
+    Example:
+        >>> q, visible = torch.zeros(1, 2, 1, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
+        >>> biases = QueryBiases(1, 4, std=0.0)
+        >>> attention_received(slice(0, 1), q, q, visible, DistanceScores(6, 1, 4), biases).detach()
+        tensor([[1.5000]])
+    """
+    # values that make the output the weights
+    one_hot = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)[:, keys]
+    values = one_hot[None, :, None].expand(len(k), -1, k.shape[2], -1)
+    return distance_attention(q, k, values, visible, distance, biases).mean(2).sum(1)
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor, "t width"]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Shaped
 from torch import Tensor
 
-from linrec.rules import divisor
+from linrec.rules import at_least, divisor
 
 __all__ = [
     "KeyValueHeads",
@@ -66,7 +66,9 @@ def few_heads(width: int, most: int) -> int:
     return math.gcd(most, width) if width > most else 1
 
 
-def split_width(name: str, width: int, n_heads: int | None, *, least: int) -> tuple[int, int]:
+def split_width(
+    name: str, width: int, n_heads: int | None, d_head: int | None = None, *, least: int
+) -> tuple[int, int]:
     """Return the number of heads of a width, and the channels per head.
 
     Args:
@@ -74,17 +76,20 @@ def split_width(name: str, width: int, n_heads: int | None, *, least: int) -> tu
         width: channels of all heads.
         n_heads: heads; None is the largest number that divides the width and leaves each head `least`
             channels, or 1.
+        d_head: channels of a head; None is the width over the number of heads.
         least: channels of a head, where `n_heads` is None.
 
     Raises:
-        ValueError: the heads do not divide the width.
+        ValueError: the heads do not divide the width and `d_head` is None, or a number below 1.
 
     Example:
         >>> split_width("d_model", 384, None, least=64)
         (6, 64)
     """
     n_heads = most_heads(max(width, 1), least) if n_heads is None else n_heads
-    return n_heads, heads_of(name, width, n_heads)
+    d_head = heads_of(name, width, n_heads) if d_head is None else d_head
+    at_least(1, n_heads=n_heads, d_head=d_head)
+    return n_heads, d_head
 
 
 class KeyValueHeads(NamedTuple):

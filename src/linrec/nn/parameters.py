@@ -52,7 +52,7 @@ def mark(
     Args:
         module: the module that holds the parameters.
         names: names of parameters that the module itself holds; without names, all parameters in the module
-            are marked.
+            are marked. A named parameter may be None.
         group: the name of the group.
         weight_decay: whether weight decay applies to the parameters.
         float32: whether the named parameters stay in float32 in a module in half precision; see
@@ -78,7 +78,8 @@ def mark(
     for part in [module] if names else module.modules():
         held = [own for own, _ in part.named_parameters(recurse=False, remove_duplicate=False)]
         for name in names:
-            if name not in held:
+            # a name that is no attribute stands for itself
+            if name not in held and getattr(part, name, name) is not None:
                 raise unknown(f"parameter of {type(module).__name__}", name, held)
         marks = vars(part).setdefault(_MARKS, {})
         marks.update(dict.fromkeys(names or held, ParameterGroup(group, weight_decay)))

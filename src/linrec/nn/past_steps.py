@@ -1,16 +1,27 @@
 """A memory of the last steps before a segment, with their keys and values in inference."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from linrec.nn.projections import projected
 from linrec.trees import replaced
 
-__all__ = ["PastSteps", "all_keys_and_values", "keys_and_values"]
+__all__ = [
+    "PastSteps",
+    "Steps",
+    "all_keys_and_values",
+    "extended",
+    "joined",
+    "keys_and_values",
+    "last_steps",
+]
+
+# steps of a segment (b, r, d), and `keys_and_values` of them
+Steps: TypeAlias = tuple[Tensor, Tensor]
 
 
 class PastSteps(NamedTuple):
@@ -51,14 +62,54 @@ class PastSteps(NamedTuple):
             >>> memory.then(more).h.flatten()
             tensor([0., 1., 1.])
         """
-        return self.evicting(steps)[1]
+        return PastSteps(*map(last_steps, self, steps))
 
     def evicting(self, steps: "PastSteps") -> tuple["PastSteps", "PastSteps"]:
         """Return the t steps that leave the memory, oldest first, and the memory after t more steps."""
-        time, both = steps.h.shape[1], [torch.cat(parts, 1) for parts in zip(self, steps, strict=True)]
-        # views would keep the memory of the other steps
-        old, new = zip(*((x[:, :time].clone(), x[:, time:].clone()) for x in both), strict=True)
-        return PastSteps(*old), PastSteps(*new)
+        time, left = steps.h.shape[1], max(0, steps.h.shape[1] - self.h.shape[1])
+        old = (joined(x[:, :time], y[:, :left]) for x, y in zip(self, steps, strict=True))
+        return PastSteps(*old), self.then(steps)
+
+    @property
+    def no_steps(self) -> Steps:
+        """Return the cached steps of an empty segment."""
+        return self.h[:, :0], self.kv[:, :0]
+
+
+def joined(old: Shaped[Tensor, "b m *d"], new: Shaped[Tensor, "b t *d"]) -> Shaped[Tensor, "b n *d"]:
+    """Return [old | new], a copy in the dtype of new: a state from outside of autocast has another dtype.
+
+    Example:
+        >>> joined(torch.zeros(1, 2), torch.ones(1, 1)).tolist()
+        [[0.0, 0.0, 1.0]]
+    """
+    return torch.cat([old.to(new.dtype), new], 1)
+
+
+def last_steps(old: Shaped[Tensor, "b m *d"], new: Shaped[Tensor, "b t *d"]) -> Shaped[Tensor, "b m *d"]:
+    """Return the last m steps of [old | new], as many as `old` has: a copy, in the dtype of new.
+
+    A view would keep the memory of the other steps.
+
+    Example:
+        >>> last_steps(torch.zeros(1, 3), torch.ones(1, 2)).tolist()
+        [[0.0, 1.0, 1.0]]
+    """
+    time = new.shape[1]
+    return joined(old[:, time:], new[:, max(0, time - old.shape[1]) :])
+
+
+def extended(segment: Steps, x: Float[Tensor, "b t d"], k: nn.Linear, v: nn.Linear) -> Steps:
+    """Return the cached steps of a segment with new steps x behind them, in the dtype of the cached steps.
+
+    Args:
+        segment: the cached steps.
+        x: inputs at the new steps.
+        k: W_k.
+        v: W_v.
+    """
+    h = torch.cat([segment[0], x.to(segment[0].dtype)], 1)
+    return h, keys_and_values(h, segment[1], k, v)
 
 
 def keys_and_values(
@@ -89,23 +140,24 @@ def keys_and_values(
     if 0 < done == h.shape[1]:
         return known
     new = torch.cat(projected(h[:, done:], k, v), -1)
-    # a state from outside of autocast has another dtype
-    return torch.cat([known.to(new.dtype), new], 1) if done else new
+    return joined(known, new) if done else new
 
 
 def all_keys_and_values(
-    steps: Sequence[tuple[Tensor, Tensor]], k: nn.Linear, v: nn.Linear
+    memories: Sequence[PastSteps], segment: Steps, k: nn.Linear, v: nn.Linear
 ) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
-    """Return keys and values of joined steps: [h_1 | h_2 | ..] W_k and [h_1 | h_2 | ..] W_v.
+    """Return keys and values of memories m_i and a segment h: [m_1 | m_2 | .. | h] W_k and W_v.
 
     Args:
-        steps: pairs of steps h_i and of `keys_and_values` of them, newest steps last.
+        memories: memories with their keys and values, as `PastSteps.keyed` returns them, oldest first.
+        segment: steps of the segment.
         k: W_k.
         v: W_v.
     """
-    h, kv = zip(*steps, strict=True)
+    h, kv = segment
     if torch.is_grad_enabled():
-        keys, values = projected(torch.cat(h, 1), k, v)
+        keys, values = projected(torch.cat([*(memory.h for memory in memories), h], 1), k, v)
     else:
-        keys, values = torch.cat([part.to(kv[-1].dtype) for part in kv], 1).chunk(2, -1)
+        known = torch.cat([*(memory.kv.to(kv.dtype) for memory in memories), kv], 1)
+        keys, values = known.chunk(2, -1)
     return keys, values

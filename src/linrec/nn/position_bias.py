@@ -1,6 +1,7 @@
 """Biases of attention scores by distance: b_i for pairs of steps that are i steps apart."""
 
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -8,9 +9,18 @@ from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
 from linrec.nn.rotary import Rotary
-from linrec.rules import at_least
+from linrec.rules import at_least, choice
 
-__all__ = ["BucketBias", "RotaryBias", "StandardizedBias", "ToeplitzBias"]
+__all__ = [
+    "BucketBias",
+    "BucketPositions",
+    "RotaryBias",
+    "StandardizedBias",
+    "ToeplitzBias",
+    "make_bucket_bias",
+]
+
+BucketPositions = Literal["t5", "none"]
 
 
 class ToeplitzBias(nn.Module):
@@ -149,3 +159,17 @@ class BucketBias(nn.Module):
         # a row for the largest distance first; each query reads `keys` numbers, from its own place on
         distance = torch.arange(keys - 1, -max(time, 1), -1, device=self.w.device).clamp(min=0)
         return self.w[:, self.bucket(distance)].unfold(1, keys, 1).flip(1)[None, :, :time]
+
+
+def make_bucket_bias(positions: BucketPositions, n_heads: int) -> BucketBias | None:
+    """Return the `BucketBias` of "t5", or None for "none".
+
+    Raises:
+        ValueError: unknown `positions`.
+
+    Example:
+        >>> make_bucket_bias("none", 2) is None
+        True
+    """
+    choice(BucketPositions, positions=positions)
+    return BucketBias(n_heads) if positions == "t5" else None

@@ -12,6 +12,7 @@ from linrec.nn.row_linear import RowLinear, row_linear
 __all__ = [
     "draw",
     "drawn_linear",
+    "input_kwargs",
     "join",
     "lecun_linear",
     "orthogonal_linear",
@@ -175,6 +176,20 @@ def join(linears: Iterable[nn.Module | None]) -> None:
     for linear, part in zip(plain, weight.split(sizes), strict=True):
         linear.weight = nn.Parameter(part, requires_grad=False)
     plain[0].joined = weight, bias, sizes  # type: ignore[assignment]
+
+
+def input_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:
+    """Return the dtype and the device of a projection's weight, for caches that keep the inputs.
+
+    Args:
+        linear: the projection.
+        device: where the inputs live; None is where the weight lives.
+
+    Example:
+        >>> input_kwargs(nn.Linear(1, 1), "meta")
+        {'dtype': torch.float32, 'device': 'meta'}
+    """
+    return {"dtype": linear.weight.dtype, "device": linear.weight.device if device is None else device}
 
 
 def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:

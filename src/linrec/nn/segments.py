@@ -1,6 +1,6 @@
 """Sequences cut into segments, with a memory between them: the driver of recurrent transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -62,22 +62,33 @@ class Sight(NamedTuple):
     memory: Bool[Tensor, "b t"] | None
     steps: Bool[Tensor, "#b t s"] | None
 
-    def of(self, alive: Bool[Tensor, "b m"], time: int) -> Bool[Tensor, "b t n"]:
-        """Return whether a new step sees each of m steps of the memory, then each step of the segment.
+    def of_memory(self, alive: Bool[Tensor, "b m"], time: int) -> Bool[Tensor, "b t m"]:
+        """Return whether a new step sees each of m steps of the memory.
 
         Args:
             alive: which of the steps in the memory are of the row's sequence.
             time: new steps t.
         """
-        memory = alive[:, None].expand(-1, time, -1)
-        if self.memory is not None:
-            memory = memory & self.memory[..., None]
+        seen = alive[:, None].expand(-1, time, -1)
+        return seen if self.memory is None else seen & self.memory[..., None]
+
+    def of(
+        self, alive: Bool[Tensor, "b m"], time: int, *, window: int | None = None
+    ) -> Bool[Tensor, "b t n"]:
+        """Return whether a new step sees each of m steps of the memory, then each step of the segment.
+
+        Args:
+            alive: which of the steps in the memory are of the row's sequence.
+            time: new steps t.
+            window: the most steps that a step sees, with its own; None has no limit.
+        """
         steps = _causal(0, time, alive.device)[None] if self.steps is None else self.steps
-        return torch.cat([memory, steps.expand(len(alive), -1, -1)], -1)
+        seen = torch.cat([self.of_memory(alive, time), steps.expand(len(alive), -1, -1)], -1)
+        return seen if window is None else seen.triu(seen.shape[-1] - time - window + 1)
 
 
 Read: TypeAlias = Callable[[Tensor, Tree, Tree, Sight], tuple[Tensor, Tree]]
-Write: TypeAlias = Callable[[Tree, Tree, Tensor], Tree]
+Write: TypeAlias = Callable[..., Tree]
 Piece: TypeAlias = Callable[[Tensor, SegmentState, Tensor | None], tuple[Tensor, SegmentState]]
 Finish: TypeAlias = Callable[[SegmentState], tuple[Tree, Tree]]
 Prepare: TypeAlias = Callable[[Tree], Tree]
@@ -127,6 +138,7 @@ def by_segments(
     length: int,
     fresh: Tree,
     prepare: Prepare = lambda memory: memory,
+    given: Tensor | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
     detach: Detach = "segment",
 ) -> tuple[Tensor, SegmentState]:
@@ -147,13 +159,15 @@ def by_segments(
             steps appended, from the new steps (b, t, d), the memory, the cached steps (b, r, ...) and a
             `Sight`. A step must not depend on later steps.
         write: returns the next memory from the memory, the cached steps (b, length, ...) and which of them
-            are of the row's current sequence (b, length). The other cached steps are zeros.
+            are of the row's current sequence (b, length). The other cached steps are zeros. With `given`,
+            an element of it (b, ...) is a further argument.
         x: inputs (b, t, d), any t, zero included.
         state: the state that an earlier call returned, or `first_state`.
         length: steps of a segment.
         fresh: the memory of a sequence's start, as `state.memory`.
         prepare: adds to a memory what both `read` and `write` take from it, once for each piece of a segment
             without resets. Until the segment ends, the state holds the memory with the addition.
+        given: an element for each boundary that `x` reaches, in order, (b, n, ...).
         reset: (b, t) bool; true where a new sequence starts.
         detach: where gradients stop: "never"; "segment", at every boundary; or a number n, at every n-th
             boundary of the stream. With a number, the graph of the segments before stays in memory; detach
@@ -179,7 +193,8 @@ def by_segments(
         >>> y.flatten(), state.memory, state.segment.flatten()
         (tensor([ 0.,  0.,  3.,  3., 10.]), tensor([[10.]]), tensor([5.]))
     """
-    piece, finish = partial(_piece, read, prepare, fresh=fresh), partial(_written, write)
+    piece = partial(_piece, read, prepare, fresh=fresh)
+    finish = partial(_written, write, iter(() if given is None else given.unbind(1)))
     return run_segments(name, piece, finish, x, state, length=length, reset=reset, detach=detach)
 
 
@@ -278,11 +293,12 @@ def _piece(
     return y, SegmentState(memory, segment, alive, position)
 
 
-def _written(write: Write, state: SegmentState) -> tuple[Tree, Tree]:
+def _written(write: Write, given: Iterator[Tensor], state: SegmentState) -> tuple[Tree, Tree]:
     """Return the next memory and an empty segment."""
     # a view would keep the memory of the steps
     empty = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
-    return write(state.memory, state.segment, state.alive), empty
+    more = next(given, None)
+    return write(state.memory, state.segment, state.alive, *(() if more is None else (more,))), empty
 
 
 def _finished(finish: Finish, state: SegmentState, length: int, detach: Detach) -> SegmentState:

@@ -1,0 +1,176 @@
+"""Compressions of steps that leave a memory, and the loss that trains them, of Compressive Transformer."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.nn.past_steps import PastSteps
+from linrec.nn.visible_attention import visible_attention
+from linrec.rules import at_least, choice, divisor
+
+__all__ = [
+    "Compression",
+    "ConvCompression",
+    "MostUsed",
+    "Pooling",
+    "make_compression",
+    "reconstruction_loss",
+]
+
+Compression = Literal["conv", "dilated", "mean", "max", "most_used"]
+# returns the attention that each step has received, (b, t)
+Usage: TypeAlias = Callable[[], Tensor]
+
+
+class ConvCompression(nn.Linear):
+    """c_n = W [h_{n r + r - 1 - (r - 1) e} | .. | h_{n r + r - 1 - e} | h_{n r + r - 1}] + b, of dilation e.
+
+    A convolution of r taps, e steps apart, and stride r. There are zeros before the first of the t steps.
+
+    Args:
+        d: width of a step.
+        rate: r, the steps of a vector.
+        dilation: e.
+
+    Source:
+        Rae and others, Compressive Transformers for Long-Range Sequence Modelling (2019), section 3.2.
+
+    Example:
+        >>> old = PastSteps.of(torch.zeros(2, 6, 4), torch.ones(2, 6, dtype=torch.bool))
+        >>> ConvCompression(4, 3)(old).h.shape
+        torch.Size([2, 2, 4])
+    """
+
+    def __init__(self, d: int, rate: int, *, dilation: int = 1) -> None:
+        super().__init__(rate * d, d)
+        self.rate, self.dilation = rate, dilation
+
+    def forward(self, old: PastSteps, usage: Usage | None = None) -> PastSteps:  # type: ignore[override]
+        """Return a vector for each r steps, alive if one of these steps is; `usage` is not called."""
+        span = (self.rate - 1) * (self.dilation - 1)
+        steps = functional.pad(old.h, (0, 0, span, 0)).unfold(1, self.rate + span, self.rate)
+        # a convolution whose width is its stride: r steps side by side, times a matrix
+        c = super().forward(steps[..., :: self.dilation].mT.flatten(2))
+        return PastSteps.of(c.to(old.h.dtype), _any_alive(old, self.rate))
+
+
+class Pooling(nn.Module):
+    """c_n = mean or max of h_{n r}, .., h_{n r + r - 1}.
+
+    Args:
+        rate: r, the steps of a vector.
+        kind: "mean" or "max".
+
+    Example:
+        >>> old = PastSteps.of(torch.arange(4.0).reshape(1, 4, 1), torch.ones(1, 4, dtype=torch.bool))
+        >>> Pooling(2, "mean")(old).h.flatten()
+        tensor([0.5000, 2.5000])
+    """
+
+    def __init__(self, rate: int, kind: Literal["mean", "max"]) -> None:
+        super().__init__()
+        self.rate, self.kind = rate, kind
+
+    def forward(self, old: PastSteps, usage: Usage | None = None) -> PastSteps:
+        """Return a vector for each r steps, alive if one of these steps is; `usage` is not called."""
+        steps = old.h.unflatten(1, (-1, self.rate))
+        c = steps.mean(2) if self.kind == "mean" else steps.amax(2)
+        return PastSteps.of(c, _any_alive(old, self.rate))
+
+
+class MostUsed(nn.Module):
+    """The t / r steps of the largest usage, in their order, with their keys and values.
+
+    No gradient passes through the choice.
+
+    Args:
+        rate: r.
+
+    Example:
+        >>> old = PastSteps.of(torch.arange(4.0).reshape(1, 4, 1), torch.ones(1, 4, dtype=torch.bool))
+        >>> MostUsed(2)(old, lambda: torch.tensor([[3.0, 1.0, 2.0, 4.0]])).h.flatten()
+        tensor([0., 3.])
+    """
+
+    def __init__(self, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, old: PastSteps, usage: Usage) -> PastSteps:
+        """Return the chosen steps; steps that are not alive come last in the choice."""
+        given = usage().masked_fill(~old.alive, -1)
+        place = given.topk(given.shape[1] // self.rate, 1).indices.sort(1).values
+        rows = torch.arange(len(place), device=place.device)[:, None]
+        return PastSteps(*(part[rows, place] for part in old))
+
+
+def make_compression(
+    kind: Compression, d: int, segment_length: int, compression_rate: int, dilation: int = 1
+) -> nn.Module:
+    """Return the compression that `kind` names, (old, usage) -> vectors, both `PastSteps`.
+
+    Args:
+        kind: "conv" for a convolution of width and stride r, "dilated", "mean", "max" or "most_used".
+        d: width of a step.
+        segment_length: steps that leave the memory at a time.
+        compression_rate: r, the steps of a vector.
+        dilation: steps between two taps of "dilated".
+
+    Raises:
+        ValueError: an unknown `kind`, an r that does not divide the steps, or a `dilation` below 1.
+
+    Example:
+        >>> make_compression("max", 4, 6, 3).kind
+        'max'
+    """
+    choice(Compression, compression=kind)
+    divisor("segment_length", segment_length, compression_rate=compression_rate)
+    at_least(1, dilation=dilation)
+    if kind == "conv" or kind == "dilated":
+        return ConvCompression(d, compression_rate, dilation=dilation if kind == "dilated" else 1)
+    return MostUsed(compression_rate) if kind == "most_used" else Pooling(compression_rate, kind)
+
+
+def reconstruction_loss(
+    f: nn.Module,
+    h: Float[Tensor, "b t d"],
+    old: PastSteps,
+    rows: Bool[Tensor, "b t"],
+    projections: Sequence[nn.Linear],
+    n_heads: int,
+) -> Float[Tensor, ""]:
+    """Return the mean of |attn(h, old) - attn(h, f(old))|^2 over the `rows` of h that have an old step.
+
+    attn is attention by contents alone. The gradient of the loss is of f alone.
+
+    Args:
+        f: the compression.
+        h: inputs of a segment.
+        old: the steps that leave the memory at its end.
+        rows: which steps of the segment count.
+        projections: W_q, W_k and W_v.
+        n_heads: heads.
+    """
+    steps = old.h.detach().masked_fill(~old.alive[..., None], 0)
+    c = f(PastSteps.of(steps, old.alive))
+    weights = [linear.weight.detach() for linear in projections]
+
+    def attn(steps: Tensor, alive: Tensor) -> Tensor:
+        # a row without old steps does not count, but a softmax needs a key
+        visible = (alive | ~alive.any(1, keepdim=True))[:, None].expand(-1, h.shape[1], -1)
+        parts = zip((h.detach(), steps, steps), weights, strict=True)
+        q, k, v = (functional.linear(x, W).unflatten(-1, (n_heads, -1)) for x, W in parts)
+        return visible_attention(q, k, v, visible).flatten(-2)
+
+    error = (attn(steps, old.alive) - attn(c.h, c.alive)).square().mean(-1)
+    counted = rows & old.alive.any(1, keepdim=True)
+    return torch.where(counted, error, 0).sum() / counted.sum().clamp(min=1)
+
+
+def _any_alive(old: PastSteps, rate: int) -> Bool[Tensor, "b n"]:
+    """Return whether one of each r steps is alive."""
+    return old.alive.unflatten(1, (-1, rate)).any(-1)

@@ -1,0 +1,173 @@
+"""Attention of the steps of a block to steps before the block, and to context vectors from before it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.nn.past_steps import joined, last_steps
+from linrec.nn.position_bias import BucketBias
+from linrec.nn.segments import Sight
+from linrec.nn.visible_attention import visible_attention
+
+__all__ = ["ContextKeysAndValues", "ContextMemory", "context_attention", "recent_attention"]
+
+
+class ContextMemory(NamedTuple):
+    """Keys and values from before a block, which the steps of the block see.
+
+    Attributes:
+        kv: keys and values of the last W steps (b, W, 2, h, d); W may be 0.
+        alive: which of these steps are of the row's current sequence (b, W).
+        context: keys and values of the context (b, S, 2, h, d); S may be 0.
+        shown: which of these vectors are of the row's current sequence (b, S).
+    """
+
+    kv: Float[Tensor, "b W 2 h d"]
+    alive: Bool[Tensor, "b W"]
+    context: Float[Tensor, "b S 2 h d"]
+    shown: Bool[Tensor, "b S"]
+
+    @classmethod
+    def empty(
+        cls, batch: int, steps: int, vectors: int, n_heads: int, d_head: int, **factory: Any
+    ) -> "ContextMemory":
+        """Return the memory of W = `steps` steps and S = `vectors` vectors that do not exist.
+
+        Args:
+            batch: rows b.
+            steps: W.
+            vectors: S.
+            n_heads: heads h.
+            d_head: channels d of a head.
+            factory: the dtype and the device of keys and values.
+
+        Example:
+            >>> memory = ContextMemory.empty(2, 5, 3, 4, 6)
+            >>> memory.kv.shape, memory.context.shape
+            (torch.Size([2, 5, 2, 4, 6]), torch.Size([2, 3, 2, 4, 6]))
+        """
+        kv, context = (torch.zeros(batch, n, 2, n_heads, d_head, **factory) for n in (steps, vectors))
+        alive, shown = (torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) for x in (kv, context))
+        return cls(kv, alive, context, shown)
+
+    def then(
+        self,
+        block: Float[Tensor, "b t p h d"],
+        alive: Bool[Tensor, "b t"],
+        context: Float[Tensor, "b S 2 h d"] | None = None,
+    ) -> "ContextMemory":
+        """Return the last W steps after t more steps, and the next context.
+
+        Args:
+            block: keys and values of the steps; without `context`, then keys and values of a vector for each
+                step, of which the last S are the context.
+            alive: which of the steps are of the row's current sequence.
+            context: the context, all of the row's current sequence.
+        """
+        shown = alive if context is None else torch.ones_like(self.shown)
+        context = block[:, :, 2:] if context is None else context
+        return ContextMemory(*map(last_steps, self, (block[:, :, :2], alive, context, shown)))
+
+
+class ContextKeysAndValues(nn.ModuleList):
+    """K_c, V_c = (norm(C) + P) W_c for all heads, or K_c^i, V_c^i = (norm(C^i) + P) W_c^i for each head i.
+
+    Args:
+        d: width of a context vector.
+        n_heads: heads.
+        d_head: channels of a head.
+        by_heads: whether each head has its own vectors.
+
+    Example:
+        >>> C = [torch.zeros(2, 5, 4)] * 3
+        >>> ContextKeysAndValues(4, 3, 6)(C[:1], nn.Identity()).shape
+        torch.Size([2, 5, 2, 3, 6])
+        >>> ContextKeysAndValues(4, 3, 6, by_heads=True)(C, nn.Identity()).shape
+        torch.Size([2, 5, 2, 3, 6])
+    """
+
+    def __init__(self, d: int, n_heads: int, d_head: int, by_heads: bool = False) -> None:
+        layers, heads = (n_heads, 1) if by_heads else (1, n_heads)
+        super().__init__(nn.Linear(d, 2 * heads * d_head, bias=False) for _ in range(layers))
+        self.d_head = d_head
+
+    def forward(
+        self, C: Sequence[Float[Tensor, "*n d"]], norm: nn.Module, P: Float[Tensor, "S d"] | None = None
+    ) -> Float[Tensor, "*n 2 h d_head"]:
+        """Return keys and values.
+
+        Args:
+            C: the vectors for all heads, or for each head; with heads, a single element is for each of them.
+            norm: a norm.
+            P: position embeddings of S vectors; None adds nothing.
+        """
+        dtype, each = next(self.parameters()).dtype, []
+        for c, layer in zip(C if len(C) == len(self) else [*C] * len(self), self, strict=True):
+            c = norm(c) if P is None else norm(c) + P.to(c.dtype)
+            each.append(layer(c.to(dtype)).unflatten(-1, (2, -1, self.d_head)))
+        return torch.cat(each, -2)
+
+
+def recent_attention(
+    q: Float[Tensor, "b t h d"],
+    memory: ContextMemory,
+    kv: Float[Tensor, "b s 2 h d"],
+    sight: Sight,
+    bias: BucketBias | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b t h d"]:
+    """Attend to the steps of a block so far or, with a memory of W > 0 steps, to the last W steps.
+
+    Args:
+        q: queries at t new steps.
+        memory: the memory before the block.
+        kv: keys and values of the block up to the new steps.
+        sight: the steps that a new step sees.
+        bias: of scores by distance.
+        dropout: probability of dropping an attention weight.
+
+    Example:
+        >>> q, kv = torch.zeros(1, 2, 1, 1), torch.tensor([1.0, 3.0]).reshape(1, 2, 1, 1, 1)
+        >>> memory = ContextMemory.empty(1, 0, 0, 1, 1)
+        >>> recent_attention(q, memory, kv.expand(-1, -1, 2, -1, -1), Sight(None, None)).flatten()
+        tensor([1., 2.])
+    """
+    visible, W = sight.steps, memory.kv.shape[1]
+    if W:
+        kv, visible = joined(memory.kv, kv), sight.of(memory.alive, q.shape[1], window=W)
+    scores = None if bias is None else bias(q.shape[1], kv.shape[1])
+    return visible_attention(q, kv[:, :, 0], kv[:, :, 1], visible, scores, dropout=dropout)
+
+
+def context_attention(
+    q: Float[Tensor, "b t h d"],
+    memory: ContextMemory,
+    kv: Float[Tensor, "b s p h d"],
+    sight: Sight,
+    start: Float[Tensor, "S 2 h d"] | None,
+) -> Float[Tensor, "b t h d"]:
+    """Attend to the context from before a block, or to a vector for each step of the block so far.
+
+    Args:
+        q: queries at t new steps.
+        memory: the memory before the block.
+        kv: without `start`, keys and values of the vectors of the block up to the new steps; ignored with it.
+        sight: the steps that a new step sees.
+        start: keys and values that stand for the context where no vector is of the row's sequence.
+
+    Example:
+        >>> q, start = torch.zeros(1, 2, 1, 1), torch.ones(3, 2, 1, 1)
+        >>> memory, none = ContextMemory.empty(1, 0, 3, 1, 1), torch.zeros(1, 2, 0, 1, 1)
+        >>> context_attention(q, memory, none, Sight(None, None), start).flatten()
+        tensor([1., 1.])
+    """
+    if start is None:
+        return visible_attention(q, kv[:, :, 0], kv[:, :, 1], sight.steps)
+    kv = joined(memory.context, start.to(q.dtype).expand_as(memory.context))
+    shown = sight.of_memory(memory.shown, q.shape[1])
+    # the last vector is of the sequence, unless none is
+    visible = torch.cat([shown, ~shown[..., -1:].expand_as(shown)], -1)
+    return visible_attention(q, kv[:, :, 0], kv[:, :, 1], visible)
