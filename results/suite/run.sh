@@ -86,7 +86,8 @@ permuted-fashion-mnist() {
 
 questions=("$@")
 ((${#questions[@]})) ||
-  questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop segments)
+  questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop segments
+    fitzhugh-nagumo)
 for question in "${questions[@]}"; do
   "$question"
 done
