@@ -1,8 +1,8 @@
-"""Pages of memories across the stack, one for each, made from the code as the pages of mixers are.
+"""Makes a page for each memory across the stack from the code, as `mixer_pages` makes a page for each mixer.
 
-A page has the paper, the equations, the arguments, the mixers that the memory takes, the state, the splits of
-a sequence that it allows, commands, the comparison with released code, and the reference. The file
-`docs/memories/NAME.md` is the section "Use" of the page.
+A page has the paper and the equations. Tables of the arguments, of the state and of the allowed splits of a
+sequence follow, with the mixers that the memory takes, and commands. The file `docs/memories/NAME.md` is the
+section "Use" of the page. The comparison with released code and the reference come last.
 """
 
 import functools

@@ -14,7 +14,6 @@ import torch
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.arguments import mixer_parameters
 from linrec.models.regional import compiling
-from linrec.ops.core.backends import choose
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR
 from linrec.tasks.adding import Adding
@@ -22,6 +21,7 @@ from linrec.train import LoopConfig, get_recipe
 from linrec.train.state import deterministic, matmul_precision
 from linrec.train.step import EAGER_STEPS
 from perf.memory import held_bytes, peak_bytes, release, why
+from perf.nonlinear import run_as
 from perf.timing import Rate, calls_per_second, time_once, wait
 from perf.training import Windows, make_step
 
@@ -92,11 +92,7 @@ def gradient_of_loops(gradient: str) -> Iterator[None]:
     def handler(call: Call, proceed: Callable[[], Result]) -> Result:
         if call.operator is not OPERATOR:
             return proceed()
-        inputs = call.inputs._replace(gradient=gradient)
-        mode, name = call.backend.mode, call.backend.name
-        return OPERATOR.run(
-            inputs, choose(OPERATOR.name, OPERATOR.backends, inputs, inputs.x.device.type, mode, name)
-        )
+        return run_as(call, call.backend.mode, gradient=gradient)
 
     with handling(handler):
         yield

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
-from linrec.ops.core.backends import choose
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError
 from linrec.train.run import Run
 from linrec.train.state import seed_all
-from perf.nonlinear import MAX_ITERATIONS, NEWTON, NEWTON_STATE, QUASI
+from perf.nonlinear import MAX_ITERATIONS, NEWTON, NEWTON_STATE, QUASI, run_as
 
 START, END = "start", "end"
 
@@ -71,12 +70,9 @@ def _counted(call: Call, mode: str) -> dict[str, Any]:
     if mode == NEWTON and size > NEWTON_STATE:
         return sizes | {"missing": f"state over {NEWTON_STATE}"}
     report = Convergence().to(x.device)
-    inputs = call.inputs._replace(
-        gradient="auto", max_iterations=MAX_ITERATIONS, convergence=report, otherwise="error"
-    )
-    backend = choose(OPERATOR.name, OPERATOR.backends, inputs, x.device.type, mode, "torch")
+    limited = {"max_iterations": MAX_ITERATIONS, "convergence": report, "otherwise": "error"}
     try:
-        OPERATOR.run(inputs, backend)
+        run_as(call, mode, gradient="auto", **limited)
     except ConvergenceError:
         return sizes | {"missing": f"no convergence in {MAX_ITERATIONS}"}
     return sizes | {"iterations": int(report.iterations)}

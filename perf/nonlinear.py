@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linrec.ops.nonlinear_scan import Convergence, ConvergenceError, nonlinear_scan
+from linrec.ops.core.backends import choose
+from linrec.ops.core.call import Call, Result
+from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError, nonlinear_scan
 from linrec.testing import assert_agree
 from perf.loops import layer_calls
 from perf.memory import release, why
@@ -184,6 +186,13 @@ def measure_nonlinear(row: NonlinearRow, device: torch.device, budget: Budget) -
     release(device)
     passes = {one: {name: entries[name][one] for name in NAMES} for one in PASSES}
     return result | {"passes": passes, "iterations": iterations}
+
+
+def run_as(call: Call, mode: str, **changes: Any) -> Result:
+    """Run a call of `nonlinear_scan`, seen by a handler, in a mode and with other arguments."""
+    inputs = call.inputs._replace(**changes)
+    device, name = inputs.x.device.type, call.backend.name
+    return OPERATOR.run(inputs, choose(OPERATOR.name, OPERATOR.backends, inputs, device, mode, name))
 
 
 def left_out(row: NonlinearRow, method: str) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 
 from linrec import mixers, models
 from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.skew_field import SkewFieldMixer
 
 
 def test_names_are_the_files_of_the_folder():
@@ -20,7 +21,7 @@ def test_names_are_the_files_of_the_folder():
 def test_every_file_gives_a_mixer_configured_by_keywords_alone(name):
     mixer = mixers.get(name)
     # no mixer derives from another one
-    assert mixer.__bases__ in ((mixers.Mixer,), (SegmentMixer,))
+    assert mixer.__bases__ in ((mixers.Mixer,), (SegmentMixer,), (SkewFieldMixer,))
     width, *others = inspect.signature(mixer).parameters.values()
     assert width.name == "d_model"
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in others)

@@ -12,39 +12,19 @@ trajectories part.
 
 from typing import Literal
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from linrec.nn.mixer import Mixer, State
-from linrec.nn.skew import skewed
+from linrec.nn.mixer import State
+from linrec.nn.skew_field import SkewFieldMixer, field
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import choice, positive
 
-__all__ = ["LipschitzRNN", "field"]
+__all__ = ["LipschitzRNN"]
 
 Solver = Literal["euler", "midpoint"]
 
 
-def field(
-    h: Float[Tensor, "*b n"], Ux: Float[Tensor, "*b n"], A: Float[Tensor, "n n"], W: Float[Tensor, "n n"]
-) -> Float[Tensor, "*b n"]:
-    """Return A h + tanh(W h + U x + b).
-
-    Args:
-        h: the state.
-        Ux: U x + b.
-        A: matrix of the linear part, alpha included.
-        W: matrix in the tanh.
-
-    Example:
-        >>> field(torch.ones(1), torch.zeros(1), torch.full((1, 1), -1.0), torch.zeros(1, 1))
-        tensor([-1.])
-    """
-    return h @ A.mT + torch.tanh(h @ W.mT + Ux)
-
-
-class LipschitzRNN(Mixer):
+class LipschitzRNN(SkewFieldMixer):
     """h_t = h + epsilon (A h + tanh(W h + U x_t + b)): A and W are nearly antisymmetric.
 
     | task of the paper, 128 channels | arguments |
@@ -74,13 +54,12 @@ class LipschitzRNN(Mixer):
         Erichson and others, Lipschitz Recurrent Neural Networks (2021), and the released code.
 
     Example:
+        >>> import torch
         >>> mixer = LipschitzRNN(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
-
-    recurrence = "nonlinear_scan"
 
     def __init__(
         self,
@@ -94,26 +73,17 @@ class LipschitzRNN(Mixer):
         init_std: float = 0.1,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(
+            d_model, beta=beta, gamma=gamma, gamma_w=gamma, alpha=alpha, init_std=init_std, mode=mode
+        )
         positive(epsilon=epsilon)
-        at_least(0, gamma=gamma, alpha=alpha, init_std=init_std)
-        require(0 <= beta <= 1, f"`beta` must be in [0, 1]; got {beta}.")
         choice(Solver, solver=solver)
-        nonlinear_scan.operator.check_mode(mode)
-        self.epsilon, self.beta, self.gamma, self.alpha = epsilon, beta, gamma, alpha
-        self.solver, self.mode = solver, mode
-
-        self.U = nn.Linear(d_model, d_model)
-        std = init_std / d_model
-        self.M_A = nn.Parameter(std * torch.randn(d_model, d_model))
-        self.M_W = nn.Parameter(std * torch.randn(d_model, d_model))
+        self.epsilon, self.solver = epsilon, solver
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        dtype = self.state_dtype
-        A = self.alpha * skewed(self.M_A.to(dtype), self.beta, self.gamma)
-        W = skewed(self.M_W.to(dtype), self.beta, self.gamma)
-        return nonlinear_scan(self._cell, self.U(x), (A, W), state=state, reset=reset, mode=self.mode)
+        weights = self.matrices()
+        return nonlinear_scan(self._cell, self.U(x), weights, state=state, reset=reset, mode=self.mode)
 
     def _cell(self, h: Tensor, Ux: Tensor, A: Tensor, W: Tensor) -> Tensor:
         """Return h_t."""
@@ -121,7 +91,3 @@ class LipschitzRNN(Mixer):
         if self.solver == "midpoint":
             f = field(h + self.epsilon / 2 * f, Ux, A, W)
         return h + self.epsilon * f
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -15,17 +15,16 @@ regularises: it favours flat minima and stable dynamics.
 import torch
 from torch import Tensor, nn
 
-from linrec.mixers.lipschitz_rnn import field
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.nn.skew import skewed
+from linrec.nn.skew_field import SkewFieldMixer, field
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive, require
 
 __all__ = ["NoisyRNN"]
 
 
-class NoisyRNN(Mixer):
+class NoisyRNN(SkewFieldMixer):
     """h_t = h + d * m_t * (A h + tanh(W h + U x_t + b)) + s_a n_t: the noise m_t and n_t is of training.
 
     | task of the paper, 128 channels | arguments |
@@ -63,8 +62,6 @@ class NoisyRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -79,29 +76,19 @@ class NoisyRNN(Mixer):
         init_std: float = 0.1,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        gamma_w = gamma if gamma_w is None else gamma_w
+        super().__init__(
+            d_model, beta=beta, gamma=gamma, gamma_w=gamma_w, alpha=alpha, init_std=init_std, mode=mode
+        )
         positive(epsilon=epsilon)
-        at_least(0, gamma=gamma, alpha=alpha, add_noise=add_noise, init_std=init_std)
-        at_least(0, gamma_w=gamma_w, or_none=True)
-        for name, value in {"beta": beta, "mult_noise": mult_noise}.items():
-            require(0 <= value <= 1, f"`{name}` must be in [0, 1]; got {value}.")
-        nonlinear_scan.operator.check_mode(mode)
-        self.beta, self.gamma, self.alpha = beta, gamma, alpha
-        self.gamma_w = gamma if gamma_w is None else gamma_w
-        self.add_noise, self.mult_noise, self.mode = add_noise, mult_noise, mode
-
-        self.U = nn.Linear(d_model, d_model)
-        std = init_std / d_model
-        self.M_A = nn.Parameter(std * torch.randn(d_model, d_model))
-        self.M_W = nn.Parameter(std * torch.randn(d_model, d_model))
+        at_least(0, add_noise=add_noise)
+        require(0 <= mult_noise <= 1, f"`mult_noise` must be in [0, 1]; got {mult_noise}.")
+        self.add_noise, self.mult_noise = add_noise, mult_noise
         self.d = nn.Parameter(torch.full((d_model,), epsilon))
         mark(self, "d", float32=True)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        dtype = self.state_dtype
-        A = self.alpha * skewed(self.M_A.to(dtype), self.beta, self.gamma)
-        W = skewed(self.M_W.to(dtype), self.beta, self.gamma_w)
         Ux = self.U(x)
         inputs = [Ux]
         if self.training and (self.add_noise or self.mult_noise):
@@ -110,7 +97,7 @@ class NoisyRNN(Mixer):
         return nonlinear_scan(
             self._cell,
             torch.stack(inputs, 2),
-            (A, W, self.d),
+            (*self.matrices(), self.d),
             state=self.init_state(len(x), device=x.device) if state is None else state,
             reset=reset,
             mode=self.mode,
@@ -124,7 +111,3 @@ class NoisyRNN(Mixer):
             return h + change
         m, added = noise
         return h + m * change + added
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -19,7 +19,7 @@ from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepS
 from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.models.regional import compiling
-from linrec.ops.nonlinear_scan import ConvergenceError
+from linrec.ops.nonlinear_scan import OPERATOR, ConvergenceError
 from linrec.tasks import Batch, ProbedTask, ResizableTask, Source, Task
 from linrec.train.checkpoint import (
     check_state,
@@ -54,7 +54,7 @@ from linrec.train.state import (
 )
 from linrec.train.step import CapturedStep, Objective, evaluate, reads_values, train_step
 
-NEWTON = ("newton", "quasi_newton", "damped")
+NEWTON = {backend.mode for backend in OPERATOR.backends} - {"recurrent"}
 _EXACT = (
     " Where iterations of Newton's method do not converge, compiled training has NaN. For the exact loop, "
     "leave out --model.mixer-args.mode."
