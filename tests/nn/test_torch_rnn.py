@@ -7,6 +7,7 @@ from linrec import mixers
 from linrec.nn import torch_rnn
 from linrec.nn.torch_rnn import run_torch_rnn
 from linrec.ops.core.call import recording
+from linrec.ops.nonlinear_scan import UNROLLED
 from linrec.testing import assert_agree, generator
 
 D = 6
@@ -122,3 +123,22 @@ def half(mixer, x, start):
 def test_the_loop_runs_where_kernels_do_not_take_the_call(call, monkeypatch):
     arguments = make("lstm")
     assert not kernels_ran(monkeypatch, lambda: call(*arguments))
+
+
+@pytest.mark.parametrize("layer", ["gru", "lstm"])
+@pytest.mark.parametrize(("time", "kernels"), [(UNROLLED + 1, True), (5, False)])
+def test_kernels_run_in_compiled_programs_of_many_steps(layer, time, kernels, monkeypatch):
+    mixer, _, start = make(layer)
+    x = torch.randn(2, time, D, dtype=torch.float64, requires_grad=True)
+    of = [x, start, *mixer.parameters()]
+
+    def values(layer):
+        y, state = layer(2 * x, start)
+        return y, state, torch.autograd.grad((3 * y).sum() + state.sum(), of)
+
+    expected = values(mixer)
+    torch.compiler.reset()
+    found = []
+    compiled = torch.compile(mixer, backend="aot_eager")
+    assert kernels_ran(monkeypatch, lambda: found.append(values(compiled))) == kernels
+    assert_agree(found[0], expected)

@@ -66,15 +66,17 @@ def test_compiled_and_captured_agrees_with_eager(
     assert losses[0] == pytest.approx(losses[1], rel=1e-3 if precision == "32-true" else 0.05)
 
 
-def test_a_long_loop_within_compiled_and_captured_steps_agrees_with_eager(
-    tiny: Callable[..., TrainConfig], tmp_path: Path
+# a loop of `nonlinear_scan`, and cuDNN's layers
+@pytest.mark.parametrize("mixer", ["lem", "lstm", "gru", "elman"])
+def test_a_long_recurrence_within_compiled_and_captured_steps_agrees_with_eager(
+    mixer: str, tiny: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
     for mode in ("off", "on"):
         config = without_dropout(tiny(device="cuda", compile=mode, log_every=1))
         config = dataclasses.replace(
             config,
             task=dataclasses.replace(config.task, length=100),
-            model=dataclasses.replace(config.model, mixer="lem", mixer_args={}),
+            model=dataclasses.replace(config.model, mixer=mixer, mixer_args={}),
         )
         fit(config, tmp_path / mode)
     losses = [[record["loss"] for record in load_run(tmp_path / mode).metrics] for mode in ("off", "on")]

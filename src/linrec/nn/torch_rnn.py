@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import disable
 from torch.nn import functional
 
 from linrec.ops.core.call import handlers
 from linrec.ops.core.precision import wide, without_autocast
-from linrec.ops.nonlinear_scan import nonlinear_scan
+from linrec.ops.nonlinear_scan import leaves_graph, nonlinear_scan
 from linrec.ops.nonlinear_scan.torch import Cell
 
 __all__ = ["run_torch_rnn"]
@@ -31,9 +32,10 @@ def run_torch_rnn(
     """Return the output of one layer of torch.nn and its last state, as `nonlinear_scan` would.
 
     With "auto" and without resets, torch's kernels run: cuDNN on CUDA, and ATen's or oneDNN's on the CPU. The
-    loop of `nonlinear_scan` runs if these kernels do not take the call: in compiled and exported programs,
-    in `torch.func`, with inspection, and for weights in half precision. Second derivatives on CUDA repeat the
-    layer in the loop.
+    loop of `nonlinear_scan` runs if these kernels do not take the call: in `torch.func`, with inspection, for
+    weights in half precision, in exported programs, and in compiled programs of few steps. Long sequences are
+    a graph break in compiled programs, as in `nonlinear_scan`. Second derivatives on CUDA repeat the layer in
+    the loop.
 
     Args:
         rnn: the layer, of which the parameters are read.
@@ -64,6 +66,8 @@ def run_torch_rnn(
         return h[..., : rnn.hidden_size], last
 
     weights = tuple(rnn.parameters())
+    if fused and reset is None and leaves_graph(x, mode):
+        return disable(run_torch_rnn)(rnn, cell, x, state, reset, mode)
     if not fused or reset is not None or mode != "auto" or not _served(x, state, *weights):
         return looped(x, state, *weights)
     kernels = _kernels(rnn)
