@@ -59,6 +59,13 @@ def test_half_precision(log_decay):
     agree(1, 37, 1, 5, 4, dtype=torch.float16, log_decay=log_decay)
 
 
+@on_either
+def test_programs_of_half_the_width(monkeypatch):
+    # two programs of 64 channels become three of 32
+    monkeypatch.setattr(chunks, "PROGRAMS", 6)
+    agree(1, 37, 1, 5, 66, dtype=torch.float16, log_decay="bth")
+
+
 @thorough
 @on_either
 @pytest.mark.parametrize("log_decay", tiered(["bthk"], [None, "bth"]))
@@ -149,10 +156,14 @@ def test_keys_that_no_program_has_the_memory_for():
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
-@pytest.mark.parametrize("size", [(64, 64), (128, 128), (256, 96), (24, 200)])
-def test_full_heads_on_a_gpu(dtype, log_decay, size):
+# programs of few heads divide time; of 20 heads, they are narrower; of 40, neither
+@pytest.mark.parametrize(
+    ("heads", "dk", "dv"),
+    [(3, 64, 64), (3, 128, 128), (3, 256, 96), (3, 24, 200), (20, 64, 128), (40, 64, 128)],
+)
+def test_full_heads_on_a_gpu(dtype, log_decay, heads, dk, dv):
     reset = reset_mask(2, 1000, rate=0.005, device="cuda")
-    agree(2, 1000, 3, *size, dtype=dtype, log_decay=log_decay, options={"reset": reset})
+    agree(2, 1000, heads, dk, dv, dtype=dtype, log_decay=log_decay, options={"reset": reset})
 
 
 @on_a_gpu

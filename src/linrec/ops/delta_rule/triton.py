@@ -169,14 +169,17 @@ class _DeltaChunks(Chunks):
         tiles = TILES[name][self.exact]
         # as in `Chunks._tiles`
         part = 2 if self.q.dtype == torch.float64 else 1
-        block_k = tiles.block_k // part
+        block_k, block_v = tiles.block_k // part, min(tiles.block_v, max(64, power_of_2(self.dv)))
         if name.startswith("delta"):
             # a program needs all key channels of a state, because W reads all of them
             block_k = max(block_k, power_of_2(self.dk))
-            if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(tiles.block_v)):
+            programs = self.batch * self.heads * -(-self.dv // block_v)
+            if not self.exact and chunks.PROGRAMS // 6 < programs < chunks.PROGRAMS // 2:
+                # twice the programs of half the width are enough to leave time undivided
+                block_v = min(block_v, NARROW)
+            if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(block_v)):
                 # large states need the registers of more warps; with few programs, more warps reduce latency
                 tiles = tiles._replace(warps=8)
-        block_v = min(tiles.block_v, max(64, power_of_2(self.dv)))
         while block_k > 256 and block_k * block_v * self.q.element_size() > LARGE:
             # a state is an operand of products, so it occupies shared memory too
             block_v //= 2
@@ -214,6 +217,8 @@ def _chained(start: Tensor, transitions: Tensor, left: Tensor) -> Tensor:
 
 # largest number of bytes of a chunk's keys: a kernel holds three such tiles, and their weights
 LARGE, SMALL = 1 << 16, 1 << 15
+# value channels of a program, where twice the programs make segments unnecessary
+NARROW = 32
 # smallest number of chunks per segment: joining two segments takes as long as a few chunks
 LEAST_LENGTH = 16
 # by kernel: for 16-bit inputs, and for wider inputs
