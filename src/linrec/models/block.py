@@ -38,7 +38,7 @@ class Block(nn.Module):
         mixer: the time mixing.
         channel_mixing: maps (..., d_model) to (..., d_model) at each step separately; or a `Mixer`; or None,
             for blocks without channel mixing.
-        norm: "layer" or "rms".
+        norm: "layer", "rms" or "none".
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: "pre", "post" or "output".
         dropout: dropout probability, applied to the output of each sublayer.

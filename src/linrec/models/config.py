@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from linrec.models.block import NormPosition
 from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
+from linrec.nn.norms import Norm
 from linrec.nn.segments import Detach, check_detach
 from linrec.rules import at_least, choice, positive, require
 
@@ -32,7 +33,7 @@ class StackConfig:
             "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
             gated linear units. "rwkv" also reads the previous step. "none" omits channel mixing.
         channel_mixing_bias: whether the linear layers of the channel mixing have biases; "rwkv" has no bias.
-        norm: normalisation in each block and before the head, "layer" or "rms".
+        norm: normalisation in each block and before the head, "layer", "rms" or "none".
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
             sublayer's skip connection, and "output" after each sublayer, before its skip connection.
@@ -59,7 +60,7 @@ class StackConfig:
     d_channel_mixing: int = 128
     channel_mixing: ChannelMixing | tuple[ChannelMixing, ...] = "ffn"
     channel_mixing_bias: bool = True
-    norm: Literal["layer", "rms"] = "layer"
+    norm: Norm = "layer"
     norm_eps: float = 1e-5
     norm_position: NormPosition | tuple[NormPosition, ...] = "pre"
     final_norm: bool = True
@@ -209,7 +210,7 @@ class ModelConfig(StackConfig):
             "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
             gated linear units. "rwkv" also reads the previous step. "none" omits channel mixing.
         channel_mixing_bias: whether the linear layers of the channel mixing have biases; "rwkv" has no bias.
-        norm: normalisation in each block and before the head, "layer" or "rms".
+        norm: normalisation in each block and before the head, "layer", "rms" or "none".
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
             sublayer's skip connection, and "output" after each sublayer, before its skip connection.
