@@ -28,9 +28,6 @@ from perf.training import (
 from perf.training_peers import FLA, PACKAGES
 from perf.training_report import draw, show
 
-# of an entry, kept when the model is measured again without its peer
-PEER_PARTS = ("fla", "forward")
-
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
@@ -113,16 +110,18 @@ def training(options: TrainingOptions, command: str) -> int:
             rate = found["tokens_per_second"]["median"] * found["flops_per_token"]
             found |= {"flops_per_second": rate, "share_of_matmul": rate / results["matmul"]["rate"]}
         entry = {"preset": name, "mixer": mixer, **source, "config": dataclasses.asdict(config), **found}
+        # a peer stays when its model is measured again without it
+        peer = known.get(mixer, {}).get("fla")
         if options.peers:
             say(f"{name}, {mixer}, flash-linear-attention")
             model, size = sized(mixer, name)
-            peer = measure_fla(model, QUICK if options.quick else size, loop, length, device, windows)
-            entry["fla"] = source | peer
+            peer = source | measure_fla(
+                model, QUICK if options.quick else size, loop, length, device, windows
+            )
+        if peer is not None:
+            entry["fla"] = peer
             if "forward" in peer:
-                tiny = QUICK if options.quick else size
-                entry["forward"] = measure_forward(model.config(tiny), loop, length, device, windows)
-        else:
-            entry |= {part: known[mixer][part] for part in PEER_PARTS if part in known.get(mixer, {})}
+                entry["forward"] = measure_forward(config, loop, length, device, windows)
         if options.models:
             known[mixer] = entry
             results["models"] = [known[mixer] for mixer in MODELS if mixer in known]

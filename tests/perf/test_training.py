@@ -101,9 +101,10 @@ def test_a_peer_that_refuses_to_train_is_measured_forward(tmp_path, capsys, monk
         assert found["tokens_per_second"]["median"] > 0
     shown = capsys.readouterr().out
     assert "forward alone, where it refuses to train" in shown and "wrong gradients" in shown
-    # kept when the model is measured again without its peer
+    # the peer is kept when the model is measured again without it
     _, again = run(tmp_path, "--models", "gla")
-    assert again["models"][0]["forward"] == model["forward"]
+    assert again["models"][0]["fla"] == model["fla"]
+    assert again["models"][0]["forward"]["step_ms"] != model["forward"]["step_ms"]
 
 
 def test_a_peer_without_the_model_is_told(tmp_path, capsys):
