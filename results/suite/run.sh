@@ -78,16 +78,25 @@ segments-text() {
 
 # two time scales
 fitzhugh-nagumo() { suite dynamics fitzhugh-nagumo --tasks fitzhugh-nagumo --mixers lem cornn lstm; }
+# two marked numbers; `linrec report --collect` takes both folders
+adding-2000() {
+  suite dynamics adding-2000 --tasks adding-2000 --parameters 102000 --lrs 0.003 --mixers "lem(dt=0.0242)" lstm elman
+  suite dynamics adding-2000-faster --tasks adding-2000 --parameters 102000 --lrs 0.02 --mixers \
+    "cornn(dt=0.06, gamma=66, epsilon=15)" lstm elman
+}
+copying-1000() { suite dynamics copying-1000 --tasks copying-1000 --parameters 58815 --mixers exp_rnn lstm; }
 # long sequences, and noise in tests alone; IMAGES is the folder of Fashion-MNIST
 permuted-fashion-mnist() {
-  suite dynamics permuted-fashion-mnist --tasks permuted-fashion-mnist --parameters 299000 --lrs 0.001 0.004 \
-    --data "permuted-fashion-mnist=${IMAGES:?"set IMAGES to the folder of Fashion-MNIST"}" --mixers s5 unicornn hgru
+  suite dynamics permuted-fashion-mnist --tasks permuted-fashion-mnist --parameters 299000 --lrs 0.004 \
+    --data "permuted-fashion-mnist=${IMAGES:?"set IMAGES to the folder of Fashion-MNIST"}" --mixers \
+    s5 unicornn hgru lipschitz_rnn "noisy_rnn(add_noise=0.05)" "lem(dt=0.31)" lstm \
+    "cornn(dt=0.076, gamma=0.4, epsilon=8)"
 }
 
 questions=("$@")
 ((${#questions[@]})) ||
   questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop segments
-    fitzhugh-nagumo)
+    fitzhugh-nagumo adding-2000 copying-1000)
 for question in "${questions[@]}"; do
   "$question"
 done
