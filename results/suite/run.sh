@@ -84,7 +84,9 @@ adding-2000() {
   suite dynamics adding-2000-faster --tasks adding-2000 --parameters 102000 --lrs 0.02 --mixers \
     "cornn(dt=0.06, gamma=66, epsilon=15)" lstm elman
 }
-copying-1000() { suite dynamics copying-1000 --tasks copying-1000 --parameters 58815 --mixers exp_rnn lstm; }
+copying-1000() {
+  suite dynamics copying-1000 --tasks copying-1000 --parameters 58815 --mixers "exp_rnn(init='henaff')" lstm
+}
 # long sequences, and noise in tests alone; IMAGES is the folder of Fashion-MNIST
 permuted-fashion-mnist() {
   suite dynamics permuted-fashion-mnist --tasks permuted-fashion-mnist --parameters 299000 --lrs 0.004 \

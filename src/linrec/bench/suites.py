@@ -156,13 +156,13 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         Entry("event-xor-dense", "event-xor", task={"dense": True}, loop={"steps": 20_000}),
         # for mixers that take irregular steps
         Entry("event-xor-dt", "event-xor", task={"with_dt": True}, loop={"steps": 20_000}),
-        # the layer, batches and updates of expRNN; its transition learns at a tenth of the rate
+        # the layer, rates, batches and updates of expRNN, which has neither norms nor weight decay
         Entry(
             "copying-1000",
             "copying",
             task={"length": 1000},
-            model={"n_layers": 1, "d_model": 190, "channel_mixing": "none"},
-            optim={"transition_lr": 0.0001},
+            model={"n_layers": 1, "d_model": 190, "channel_mixing": "none", "norm": "none"},
+            optim={"lr": 0.0002, "transition_lr": 0.00002, "weight_decay": 0.0},
             loop={"steps": 4000, "batch_size": 128},
         ),
         # the layer and batches of LEM and coRNN, which have neither norms nor weight decay; epochs are short,
