@@ -147,7 +147,7 @@ def _fill(out: _Sums, given: _Given) -> None:
     torch.cumsum(given.p, -1, out=out.total)
 
 
-# one operation for compilers: torch 2.11 fails to compile long sums in float64 for several rows on CUDA
+# one operation for compilers alone: torch 2.11 fails to compile long sums in float64 for several rows on CUDA
 _sums = forward_op(
     "cumulative_probabilities",
     _Given,
@@ -158,7 +158,7 @@ _sums = forward_op(
 
 
 def _cumulative(p: Tensor) -> Tensor:
-    return _sums(_Given(p)).total
+    return _sums(_Given(p)).total if torch.compiler.is_compiling() else p.cumsum(-1)
 
 
 def _wide(logits: Tensor) -> torch.dtype:

@@ -122,7 +122,7 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
         biases = [gate.bias for gate in gates if gate.bias is not None]
         bias = joined(biases) if biases else None
         y = row_linear(x.to(dtype), joined([gate.weight for gate in gates]), bias)
-    return y.split([gate.out_features for gate in gates], -1)
+    return y.split([gate.out_features for gate in gates], -1) if len(gates) > 1 else (y,)
 
 
 def log_refined(
