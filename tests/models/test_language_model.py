@@ -59,6 +59,16 @@ def test_post_norms_stand_after_the_skip_connections():
         make(replace(CONFIG, norm_position="posst"))
 
 
+def test_models_without_norms():
+    model = make(replace(CONFIG, norm="none"))
+    x = model.embedding(tokens())
+    for block in model.blocks:
+        x = x + block.mixer(x)[0]
+        x = x + block.channel_mixing(x)
+    assert_agree(model(tokens())[0], model.head(x))
+    assert not [name for name, _ in model.named_parameters() if "norm" in name]
+
+
 def test_output_norms_stand_before_the_skip_connections_of_the_blocks_that_have_them():
     model = make(replace(CONFIG, norm_position=("pre", "output"), channel_mixing_bias=False))
     first, block = model.blocks

@@ -173,8 +173,7 @@ class _DeltaChunks(Chunks):
         if name.startswith("delta"):
             # a program needs all key channels of a state, because W reads all of them
             block_k = max(block_k, power_of_2(self.dk))
-            programs = self.batch * self.heads * -(-self.dv // block_v)
-            if not self.exact and chunks.PROGRAMS // 6 < programs < chunks.PROGRAMS // 2:
+            if not self.exact and chunks.PROGRAMS // 6 < self._programs(block_v) < chunks.PROGRAMS // 2:
                 # twice the programs of half the width are enough to leave time undivided
                 block_v = min(block_v, NARROW)
             if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(block_v)):
@@ -190,8 +189,10 @@ class _DeltaChunks(Chunks):
         return "tf32x3" if tiles.block_k > 128 else super()._precision(tiles)
 
     def _few_programs(self, block_v: int) -> bool:
-        programs = self.batch * self.heads * -(-self.dv // block_v) * self.pieces[0]
-        return programs < chunks.PROGRAMS
+        return self._programs(block_v) * self.pieces[0] < chunks.PROGRAMS
+
+    def _programs(self, block_v: int) -> int:
+        return self.batch * self.heads * -(-self.dv // block_v)
 
     def _kernel(self, name: str) -> Any:
         return getattr(KERNELS, name) if name in TILES else super()._kernel(name)

@@ -46,7 +46,7 @@ def event_xor() -> TrainConfig:
     64, learning rate 0.005, clipping at 10, 200 epochs with batches of 128. This CfC reached 99.72 +- 0.08%.
 
     Differences from CfC: the model is the model of the generated tasks, with last-step pooling; AdamW with a
-    cosine schedule and the learning rate 0.001 replaces RMSprop, whose learning rate falls by 5% per epoch;
+    cosine schedule from 0.001 replaces RMSprop, whose learning rate falls by 5% per epoch;
     the model of the lowest validation loss is kept. The time between events is a feature. With AdamW and
     0.005, CfC with mixed memory stays at chance.
     """
