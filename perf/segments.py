@@ -16,6 +16,7 @@ from linrec.models.regional import compiling, with_parts_compiled
 from linrec.train.state import matmul_precision
 from linrec.train.step import EAGER_STEPS, CapturedStep
 from linrec.trees import leaves, map_tree
+from perf.kernels import profile_of
 from perf.memory import peak_bytes, release, why
 from perf.peers import UnsuitedError
 from perf.timing import calls_per_second, tokens_per_second, wait
@@ -26,6 +27,8 @@ Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 # steps until the memory is full and compiled code serves it
 WARM_STEPS = 4
+SEGMENTS = (1, 10, 100)
+"""After how many segments the peak of memory is read; with states detached it stays where it is."""
 PEER = "x-transformers"
 # `linrec train` runs steps on CUDA in the last way
 EAGER, COMPILED, CAPTURED = WAYS = ("eager", "compiled", "captured")
@@ -135,7 +138,7 @@ def _compiled(model: Any) -> Any:
 
 
 def measure_segments(
-    name: str, shape: Shape, device: torch.device, windows: Windows, way: str
+    name: str, shape: Shape, device: torch.device, windows: Windows, way: str, profile: bool = False
 ) -> dict[str, Any]:
     """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
 
@@ -145,20 +148,25 @@ def measure_segments(
         device: where to measure.
         windows: windows that steps are counted in, and seconds that each should take.
         way: a name in `WAYS`; a step is captured once the memory is full.
+        profile: whether to take a profile too, on CUDA.
 
     Returns:
-        What JSON holds: "parameters", "first_seconds", "tokens_per_second" with "median", "lowest" and
-        "highest", "step_ms", "peak_bytes"; or "missing", why there are none.
+        What JSON holds: "parameters", "first_seconds", "peaks", the peak of memory in bytes by the number of
+        segments in `SEGMENTS`, "tokens_per_second" with "median", "lowest" and "highest", "step_ms",
+        "peak_bytes" and, where asked for, "profile" as `profile_of` returns it; or "missing", why there are
+        none.
     """
     release(device)
     try:
         with matmul_precision("high"), compiling():
-            return _measured(name, shape, device, windows, way)
+            return _measured(name, shape, device, windows, way, profile)
     except Exception as error:
         return {"missing": why(error)}
 
 
-def _measured(name: str, shape: Shape, device: torch.device, windows: Windows, way: str) -> dict[str, Any]:
+def _measured(
+    name: str, shape: Shape, device: torch.device, windows: Windows, way: str, profile: bool
+) -> dict[str, Any]:
     torch.manual_seed(0)
     with device:
         model: Any = make(name, shape)
@@ -199,12 +207,21 @@ def _measured(name: str, shape: Shape, device: torch.device, windows: Windows, w
             training()
     wait(device)
     first = time.perf_counter() - begun
+    peaks, run_so_far = {}, 0
+    for segments in SEGMENTS:
+        for _ in range(segments - run_so_far):
+            training()
+        peaks[str(segments)], run_so_far = peak_bytes(device), segments
     rate = calls_per_second(training, device, windows=windows.windows, seconds=windows.seconds)
     per_step = shape.batch * shape.segment
-    return {
+    found = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "first_seconds": first,
+        "peaks": peaks,
         "tokens_per_second": tokens_per_second(rate, per_step),
         "step_ms": 1e3 / rate.median,
         "peak_bytes": peak_bytes(device),
     }
+    if profile:
+        found["profile"] = profile_of(training, device)
+    return found

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 from linrec.errors import unknown
-from perf.commands.results import Options, RefusedError, about, file_name, say, write
+from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.segments import BASE, PEER, QUICK, WAYS, measure_segments, variants
-from perf.table import plain_table
+from perf.table import plain_table, shares
 from perf.training import Windows
 
 
@@ -22,11 +22,13 @@ class SegmentsOptions(Options):
     Args:
         models: names of the models; "all" takes every model.
         peers: also measure x-transformers, with its memories, fused attention and rotary positions.
+        profile: tell what the device spends its time on; CUDA alone.
         out: folder for DEVICE.json.
     """
 
     models: tuple[str, ...] = ("all",)
     peers: bool = False
+    profile: bool = False
     out: Path = Path("results/segments")
 
 
@@ -34,8 +36,9 @@ def segments(options: SegmentsOptions, command: str) -> int:
     """Measure the models, eager and compiled, write the results, print them; return the exit status.
 
     Raises:
-        RefusedError: a name that does not exist.
+        RefusedError: a name that does not exist, or a profile of another device than CUDA.
     """
+    check_profile(options.profile, options.device)
     shape, device = QUICK if options.quick else BASE, torch.device(options.device)
     known = list(variants(shape))
     for name in options.models:
@@ -52,7 +55,7 @@ def segments(options: SegmentsOptions, command: str) -> int:
     for name in [*names, *([PEER] if options.peers else [])]:
         for way in WAYS[:1] if options.quick else WAYS[: 3 if device.type == "cuda" else 2]:
             say(f"{name}, {way}")
-            found = measure_segments(name, shape, device, windows, way)
+            found = measure_segments(name, shape, device, windows, way, profile=options.profile)
             results["models"].append({"model": name, "way": way, **found})
             # what is measured is not lost when the rest is stopped
             write(path, results)
@@ -62,7 +65,7 @@ def segments(options: SegmentsOptions, command: str) -> int:
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the speeds, then what failed."""
+    """Print the speeds, then profiles, then what failed."""
     shape = results["protocol"]["shape"]
     console.print(
         f"\n{shape['n_layers']} layers, width {shape['d_model']}, {shape['batch']} segments of "
@@ -86,6 +89,15 @@ def show(console: Console, results: dict[str, Any]) -> None:
             f"{found['first_seconds']:.1f}",
         )
     console.print(table)
+    profiles = {
+        f"{found['model']}\n{found['way']}": found["profile"]
+        for found in results["models"]
+        if "kinds" in found.get("profile", {})
+    }
+    if profiles:
+        console.print("\npercent of the device's time")
+        console.print(shares(profiles))
     for found in results["models"]:
-        if "missing" in found:
-            console.print(f"{found['model']}: {found['missing']}", markup=False, highlight=False)
+        for part in (found, found.get("profile", {})):
+            if "missing" in part:
+                console.print(f"{found['model']}: {part['missing']}", markup=False, highlight=False)
