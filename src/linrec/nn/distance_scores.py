@@ -95,6 +95,8 @@ def distance_attention(
 
         A_ij = (q_i + u) . k_j + (q_i + v) . W_R R_{i-j}
 
+    The second product is a tensor (b, h, t, s), which torch's fused attention adds to the first.
+
     Args:
         q: queries (b, t, h, d).
         k: keys (b, s, h, d).
