@@ -201,6 +201,7 @@ def test_train_resume_and_report(capsys: pytest.CaptureFixture[str], tmp_path: P
     )
 
 
+@thorough
 def test_a_hybrid_is_a_pattern_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TRAIN, *HYBRID, "lru", "gla", "lru", "--out", "hybrid"]
     words += ["--model.mixer-args.gla.n-heads", "2", "--model.channel-mixing", "none", "ffn"]
@@ -230,6 +231,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_line(
     assert "No space left on device; there is no earlier checkpoint" in complaint(TRAIN, 1, capsys)
 
 
+@thorough
 @pytest.mark.filterwarnings("default:.*is not usable")
 def test_a_truncated_checkpoint_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN, "--loop.checkpoint-every", "4", "--out", "run"]) == 0
@@ -245,6 +247,7 @@ def test_a_truncated_checkpoint_is_reported_in_one_line(capsys: pytest.CaptureFi
     assert "not usable" in complaint(["train", "--resume", "run"], 1, capsys)
 
 
+@thorough
 def test_ctrl_c_writes_a_checkpoint_and_resume_finishes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -307,6 +310,7 @@ def test_a_demo_replaces_nothing_but_demos(capsys: pytest.CaptureFixture[str]) -
     assert precious.exists()
 
 
+@thorough
 def test_a_reader_that_leaves_is_no_error():
     command = f"{shlex.quote(sys.executable)} -m linrec train memory-horizon --help | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

@@ -9,6 +9,7 @@ from linrec.cli import main
 from linrec.convert import from_hugging_face
 from linrec.text import ByteTokenizer
 from linrec.train import load_run
+from tests.tiers import thorough
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 
@@ -44,6 +45,7 @@ def same(ours: torch.nn.Module, theirs: torch.nn.Module) -> bool:
     return all(torch.allclose(x, theirs_by_name[n], atol=1e-6) for n, x in ours.state_dict().items())
 
 
+@thorough
 def test_a_converted_checkpoint_is_a_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(checkpoint), "--out", "run", "--tokenizer", "bytes"]) == 0
     assert capsys.readouterr().out.endswith("parameters; all in run\n")
@@ -73,6 +75,7 @@ def test_a_run_is_converted_back(checkpoint: Path, capsys: pytest.CaptureFixture
     assert "describes another model: `n_layers` is 2, but the model has 1" in said
 
 
+@thorough
 @pytest.mark.parametrize("kind", ["run", "checkpoint"])
 def test_training_starts_from_a_run_or_a_checkpoint(kind: str, checkpoint: Path) -> None:
     assert main(["convert", str(checkpoint), "--out", "run", "--tokenizer", "bytes"]) == 0

@@ -11,7 +11,7 @@ from linrec.cli.parsing import option_names, peek
 from linrec.train import get_recipe
 from linrec.train.options import options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 # their blocks train a suite, or compile
@@ -21,6 +21,7 @@ NAMED = re.compile(r"`((?:src|tests|docs|examples|perf)/[\w/.]*|[A-Z]\w+\.(?:md|
 MADE = [ROOT / "docs" / name for name in ("mixers", "memories", "reference")]
 
 
+@thorough
 @pytest.mark.parametrize(
     "page",
     tiered([page for page in PAGES if page not in SLOW], SLOW),

@@ -13,6 +13,7 @@ import torch
 from linrec.models import ModelConfig
 from linrec.tasks import LanguageModeling
 from linrec.train import LoopConfig, TrainConfig, fit
+from tests.tiers import thorough
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 MAX_LINES = 80
@@ -83,6 +84,7 @@ def test_token_mixing_matrix(run, tmp_path):
     assert (tmp_path / "runs/token_mixing_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
+@thorough
 def test_online_approximation(run, tmp_path):
     out = run("online_approximation")
     errors = [float(line.split("error ")[1].split()[0]) for line in out.splitlines()[:4]]
@@ -92,6 +94,7 @@ def test_online_approximation(run, tmp_path):
     assert (tmp_path / "runs/online_approximation.png").read_bytes().startswith(b"\x89PNG")
 
 
+@thorough
 def test_distillation(run, tmp_path):
     text = tmp_path / "rose.txt"
     text.write_text("".join(f"a rose is {'a rose is ' * (n % 3)}a rose\n" for n in range(200)))

@@ -102,6 +102,7 @@ COMMANDS = [
 ]
 
 
+@thorough
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 @pytest.mark.parametrize("pattern", [False, True])
 def test_code_of_others_runs_only_where_it_is_trusted(
@@ -165,6 +166,7 @@ def test_rows_of_a_baseline_run_no_code(run: Path, foreign: Path) -> None:
     assert not Path("ran").exists()
 
 
+@thorough
 def test_a_suite_runs_and_lists_the_mixers_of_its_command(foreign: Path) -> None:
     (job,) = make_jobs(get_suite("smoke")[:1], [MINE], [0])
     folder = write_job(job, Path("suite"), {"command": "linrec bench"})
@@ -439,6 +441,7 @@ def test_control_characters_are_spelt_out(text: str, shown: str) -> None:
 EVIL = "run\x1b]0;title\x07\x1b[31m[bold]"
 
 
+@thorough
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_no_command_prints_the_control_characters_of_a_folder(
     words: list[str], run: Path, capsys: pytest.CaptureFixture[str]
@@ -574,6 +577,7 @@ LINKED = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("command", LINKED)
 def test_no_command_writes_through_a_link(command: str, run: Path) -> None:
     Path("precious").write_text("mine")
@@ -586,6 +590,7 @@ def test_no_command_writes_through_a_link(command: str, run: Path) -> None:
     assert not [name for name in LINKED[command] if (run / name).is_symlink()]
 
 
+@thorough
 def test_the_folder_of_an_inspection_is_no_link(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("elsewhere").mkdir()
     (run / "inspection").symlink_to(Path("elsewhere").absolute())

@@ -18,9 +18,9 @@ def test_operators(case):
     same("operators", " | ".join(case), goldens.of_operator(*case))
 
 
-@pytest.mark.parametrize("case", variants.cases(), ids=" | ".join)
-def test_mixers(case):
-    same("mixers", " | ".join(case), goldens.of_mixer(*case))
+@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+def test_mixers(name, variant):
+    same("mixers", f"{name} | {variant}", goldens.of_mixer(name, variant))
 
 
 @pytest.mark.parametrize("case", variants.cases(), ids=" | ".join)

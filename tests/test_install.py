@@ -9,6 +9,7 @@ import pytest
 from linrec import __version__, extras
 from linrec.cli.dispatch import COMMANDS
 from linrec.errors import ConfigError, DataError, MissingExtraError
+from tests.tiers import thorough
 
 from .markdown import ROOT
 
@@ -74,6 +75,7 @@ def test_the_packages_of_an_extra_are_those_of_pyproject(extra: str) -> None:
     assert set(extras.EXTRAS[extra]) == listed(extra)
 
 
+@thorough
 def test_layers_tasks_and_training_import_without_any_extra() -> None:
     refused = {name for packages in extras.EXTRAS.values() for name in packages}
     refused |= {"pytest", "hypothesis", "beartype", "triton", "jax", "fla"}

@@ -9,24 +9,33 @@ import pytest
 import torch
 
 from tests.ops.triton_process import INTERPRETED
-from tests.tiers import thorough
+from tests.tiers import tiered
 
 HERE = Path(__file__).parent
 FILES = [*sorted(HERE.rglob("test_*_triton.py")), HERE / "ops" / "test_edges_long_conv.py"]
-# starting a process takes as long as several cases, so that files share processes
-PROCESSES = 2
+# an elementwise kernel, and those of a matrix state
+FIRST = [HERE / "ops" / f"test_{name}_triton.py" for name in ("scan", "gate_loop_chunkwise")]
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the cases run in their own files")
-@pytest.mark.parametrize("number", range(PROCESSES))
+# starting a process takes as long as several cases, so that files share processes
 @pytest.mark.parametrize(
-    "tier", [pytest.param("not thorough", id="fast"), pytest.param("thorough", marks=thorough)]
+    ("files", "tier"), tiered([(FIRST, "not thorough")], [(FILES[::2], ""), (FILES[1::2], "")])
 )
-def test_kernels_in_the_interpreter(tier, number):
+def test_kernels_in_the_interpreter(files, tier):
     pytest.importorskip("triton")
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    files = map(str, FILES[number::PROCESSES])
-    command = [sys.executable, "-m", "pytest", *files, "-m", tier, "-p", "no:cacheprovider", "--tb=short"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *map(str, files),
+        "-m",
+        tier,
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr

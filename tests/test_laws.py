@@ -60,7 +60,7 @@ TRACING = "aot_eager_default_partitioner"
 FOLLOWING = "eager"
 # steps of the first tier, enough for decays to reach zero and for sums to overflow
 SHORT = 1024
-# the first two form all pairs of steps; the others are a loop over them
+# the first two form all pairs of steps; the others are a loop over steps, or over segments of four
 LONG_OF_MIXERS = {
     "attention": 1024,
     "delta_lstm": 256,
@@ -73,7 +73,7 @@ LONG_OF_MIXERS = {
     "sru": 256,
     "srwm": 256,
 }
-LONG_OF_MIXERS |= dict.fromkeys(variants.NONLINEAR, 256)
+LONG_OF_MIXERS |= dict.fromkeys((*variants.NONLINEAR, *variants.SEGMENTED), 256)
 LONG_OF_MODES = {"attention": 1024}
 # the normaliser may come near zero within many steps: gradients of 130 lose the last digits of float32
 ILL_CONDITIONED = {("mlstm", "exponential")}
@@ -89,14 +89,15 @@ def make(name: str, variant: str) -> mixers.Mixer:
 
 @every_mixer
 def test_laws_of_mixers(name, variant):
-    testing.check_mixer(make(name, variant), time=9, long=LONG_OF_MIXERS.get(name, SHORT), compiler=None)
+    long = min(SHORT, LONG_OF_MIXERS.get(name, LONG) // 4)
+    testing.check_mixer(make(name, variant), time=9, long=long, compiler=None)
 
 
 def compiled_mixers() -> list[Any]:
-    """Two variants of each mixer; in the first tier a cache, a matrix, a loop and a state-space model."""
-    first = [variants.cases(name)[0] for name in ("attention", "gate_loop", "s4d", "slstm")]
+    """Two variants of each mixer; in the first tier one of them all."""
+    first = variants.cases("attention")[:1]
     cases = [case for name in mixers.names() for case in variants.cases(name)[:2]]
-    return tiered(first, [case for case in cases if case not in first])
+    return tiered(first, cases)
 
 
 @pytest.mark.parametrize(("name", "variant"), compiled_mixers())
@@ -117,9 +118,16 @@ def test_mixers_are_stable(name, variant, dtype):
     testing.check_stability(make(name, variant).to(dtype), x.to(dtype))
 
 
-@every_mixer
-# chunks of 64 steps, with a state between them; one code path serves all lengths
-@pytest.mark.parametrize("time", tiered([65], [2, 63, 64, 1000]))
+def lengths_of_mixers() -> list[Any]:
+    """Lengths around chunks of 64 steps, where steps are no loop in Python; in the first tier one."""
+    loops = {*variants.NONLINEAR, *variants.SEGMENTED}
+    first = [(name, variants.cases(name)[0][1], 65) for name in mixers.names() if name not in loops]
+    lengths = {name: (2, 65) if name in loops else (2, 63, 64, 65, 1000) for name in mixers.names()}
+    cases = [(*case, time) for case in variants.cases() for time in lengths[case[0]]]
+    return tiered(first, cases)
+
+
+@pytest.mark.parametrize(("name", "variant", "time"), lengths_of_mixers())
 def test_mixers_split_and_reset_at_every_length(name, variant, time):
     dtype = torch.float64 if time > 65 and (name, variant) in ILL_CONDITIONED else torch.float32
     mixer = make(name, variant).to(dtype)
@@ -129,6 +137,7 @@ def test_mixers_split_and_reset_at_every_length(name, variant, time):
     testing.check_reset(mixer, x, reset=reset_mask(2, x.shape[1], rate=3 / time))
 
 
+@thorough
 # inductor leaves complex operations to eager kernels and says so
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
 def test_a_mixer_compiles_to_code_of_any_length():
@@ -493,19 +502,20 @@ def agree(name: str, entry: Backend, time: int, *, options: dict[str, Any], **ar
 @every_fast_entry
 def test_every_entry_agrees_with_the_float64_reference(name, entry):
     for case in cases_of(name, entry):
-        for time in TIMES:
+        for time in (1, 9) if is_loop(entry) else TIMES:
             agree(name, entry, time, options={}, seed=time, **case)
 
 
 @every_fast_entry
 def test_every_entry_agrees_under_options(name, entry):
-    reset = {"reset": reset_mask(2, 65, rate=0.05)}
+    time = 9 if is_loop(entry) else 65
+    reset = {"reset": reset_mask(2, time, rate=3 / time)}
     for case in cases_of(name, entry):
         for options in ({}, *OPERATORS[name].options.values()):
-            agree(name, entry, 65, options=options | reset, **case)
+            agree(name, entry, time, options=options | reset, **case)
 
 
-@every_fast_entry
+@pytest.mark.parametrize(("name", "entry"), slower(entries(reference=False), is_loop))
 # five chunks, and blocks of blocks of a scan
 @pytest.mark.parametrize("most", tiered([300], [1000]))
 def test_every_entry_agrees_over_long_sequences(name, entry, most):
@@ -519,7 +529,7 @@ def test_every_entry_agrees_in_every_dtype(name, entry):
     case = cases_of(name, entry)[0]
     # there are no complex numbers in half precision
     for dtype in (torch.float64, *([] if "complex_qk" in case else [torch.bfloat16, torch.float16])):
-        agree(name, entry, 65, options={}, **case | {"dtype": dtype})
+        agree(name, entry, 9 if is_loop(entry) else 65, options={}, **case | {"dtype": dtype})
 
 
 def over_time(
@@ -573,7 +583,8 @@ def test_nothing_passes_a_reset(name, entry):
     if not takes_resets(name, entry):
         pytest.skip("it refuses resets")
     # several chunks, and for scans blocks of blocks
-    time = 33 if entry.name == "reference" else 530 if name == "scan" else 150
+    looped = is_loop(entry) or entry.name == "reference"
+    time = 17 if looped else 530 if name == "scan" else 150
     testing.check_isolation(*over_time(name, entry, time))
 
 
@@ -599,12 +610,12 @@ def test_nothing_passes_a_reset_of_mixers(name, variant):
 
 
 def compiled_entries() -> list[Any]:
-    """Entries with gradients; in the first tier one entry of each operator."""
-    listed, seen = [], set()
+    """Entries with gradients; in the first tier one of each of two operators."""
+    listed, first = [], [scan, gate_loop]
     for case in entries(reference=False, differentiable=True):
         function = OPERATORS[case.values[0]].function
-        marks = [*case.marks, *([thorough] if function in seen else [])]
-        seen.add(function)
+        marks = [*case.marks, *([] if function in first else [thorough])]
+        first = [other for other in first if other is not function]
         listed.append(pytest.param(*case.values, marks=marks, id=case.id))
     return listed
 
@@ -617,7 +628,10 @@ def test_operators_compile(name, entry):
     testing.check_compile(function, x, compiler=FOLLOWING if following else TRACING)
 
 
-@pytest.mark.parametrize(("name", "entry"), slower(entries(reference=False, differentiable=True), is_loop))
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    slower(entries(reference=False, differentiable=True), lambda entry: is_loop(entry) or is_smoother(entry)),
+)
 @pytest.mark.parametrize("dtype", tiered([torch.float32], [torch.bfloat16]))
 def test_operators_are_stable(name, entry, dtype):
     # a second entry of an operator runs the same recurrence, as an operator of sums over two of another does;

@@ -6,6 +6,7 @@ import torch
 from linrec import mixers
 from tests import released
 from tests.markdown import ROOT
+from tests.tiers import thorough
 
 CASES = released.cases()
 COMPARED = {name: about for name, about in CASES.items() if "without" not in about}
@@ -18,6 +19,7 @@ def test_a_mixer_with_the_released_weights_gives_the_released_outputs(case):
     assert released.difference(case) < CASES[case]["error"]
 
 
+@thorough
 @pytest.mark.parametrize("case", LAYERS)
 def test_the_comparison_notices_a_weight_that_changes(case, monkeypatch):
     numbers = released.read(case)

@@ -7,8 +7,9 @@ import pytest
 from linrec.bench import write_page
 from tests.bench.test_page import row
 from tests.browser import browser_page, in_a_browser
+from tests.tiers import thorough
 
-pytestmark = in_a_browser
+pytestmark = [thorough, *in_a_browser]
 LABEL = f"my_package.my_module:{'Long' * 10}(n_heads=2, d_v=8)"
 
 

@@ -16,6 +16,7 @@ from linrec.cli import main
 from linrec.tasks import LanguageModeling
 from linrec.train import ConfigError
 from tests.bench.test_running import TINY
+from tests.tiers import thorough
 
 TEXT = "a rose is a rose is a rose. " * 20
 
@@ -31,6 +32,7 @@ def text_entry(cache, **task):
     )
 
 
+@thorough
 def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsys, monkeypatch):
     suite = {"tiny": (text_entry(tmp_path / "cache"), TINY)}
     monkeypatch.setattr("linrec.bench.suites.SUITES", suite)
@@ -87,6 +89,7 @@ def test_a_job_whose_files_are_missing_says_so(tmp_path):
     assert row["message"].endswith("--data images=PATH says where the files are.")
 
 
+@thorough
 def test_a_model_of_known_size_waits_for_its_files_too(tmp_path):
     entry = Entry("retrieval", "lra-retrieval", task={"length": 12}, model=TINY.model, loop=TINY.loop)
     entry = dataclasses.replace(entry, optim=TINY.optim)

@@ -17,11 +17,13 @@ from linrec.tasks import LanguageModeling
 from linrec.tasks.mackey_glass import MackeyGlass
 from linrec.tasks.uea import Uea
 from linrec.train import ConfigError
+from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"
 CONFIG = ModelConfig(vocab_size=16, d_model=32, n_layers=2, d_channel_mixing=64)
 
 
+@thorough
 @pytest.mark.parametrize("mixer", ["gate_loop", "attention", "mamba", "s5", f"{OWN}:Wide"])
 @pytest.mark.parametrize("n", [60_000, 150_000])
 def test_models_have_the_parameters_that_were_asked_for(mixer, n):
@@ -91,6 +93,7 @@ def test_to_make_jobs_no_data_are_drawn(tmp_path, monkeypatch):
     assert make_rows([write_job(job, tmp_path, {"command": ""})])[0]["chance"] is None
 
 
+@thorough
 def test_every_entry_of_every_suite_can_be_made(monkeypatch):
     # nothing is downloaded
     monkeypatch.setattr(LanguageModeling, "prepared", lambda task: dataclasses.replace(task, vocab_size=65))
@@ -169,6 +172,7 @@ def test_a_state_that_grows_is_told_from_one_that_does_not(mixer):
     assert of_all.state > lru or ":" in mixer
 
 
+@thorough
 def test_what_cannot_be_built_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="there is no mixer 'gate_lop'; did you mean"):
         make_jobs(get_suite("smoke"), ["gate_lop"], [0])

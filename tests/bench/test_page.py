@@ -6,6 +6,7 @@ import pytest
 from linrec.bench import write_page
 from linrec.bench.pictures import drawings
 from linrec.bench.standings import level, standings
+from tests.tiers import thorough
 
 
 def row(
@@ -40,6 +41,7 @@ def cells(page):
     ]
 
 
+@thorough
 def test_a_page_has_means_and_spreads_and_holds_everything_itself(tmp_path):
     rows = [row("gla", score=0.5), row("gla", 1, score=0.7), row("lru", score=1.0, state_size=0)]
     page = write_page(rows, tmp_path, title="a <suite>").read_text()
@@ -102,6 +104,7 @@ def test_lengths_are_those_that_all_seeds_were_probed_with():
     assert standing.probes == {"length": {5: [0.05, 0.05, 0.5], 20: [0.2, 0.2, 0.2]}}
 
 
+@thorough
 def test_scores_by_noise_begin_with_the_test_split(tmp_path):
     levels = {"noise": (0.3, 0.1), "salt-and-pepper": (0.03, 0.05, 0.2)}
     probes = {
@@ -143,6 +146,7 @@ def test_other_scores_than_accuracies(tmp_path, metric):
     assert line[2:8] == [score, "1 seed", metric, "0.125", trivial, ""]
 
 
+@thorough
 def test_many_mixers_with_long_names_are_told_apart():
     long = "transformer_xl(segment_length=24, memory_length=12)@enhanced_recurrence(segment_length=24)"
     names = [long, *(f"gla(n_heads={n}, d_qk={n})" for n in range(1, 14))]

@@ -51,6 +51,7 @@ def folder_of(tmp_path):
     return make
 
 
+@thorough
 def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     folder = folder_of("gla")
     assert make_rows([folder])[0]["status"] == "not run"
@@ -163,6 +164,7 @@ def test_after_the_deadline_no_job_is_started(folder_of):
     assert make_rows([folder])[0]["status"] == "not run"
 
 
+@thorough
 def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
     pages = []
 

@@ -113,6 +113,7 @@ def test_fits_follow_the_filters_to_their_end_and_behind_it():
         assert after.kernel(0).shape == (D, 0)
 
 
+@thorough
 @pytest.mark.parametrize("name", tiered(["sgconv"], ["hyena", "tnn"]))
 def test_distilled_layers_in_bfloat16_compute_what_they_do_in_float32(name):
     torch.manual_seed(0)

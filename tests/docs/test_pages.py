@@ -21,6 +21,10 @@ from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.train import get_recipe
 from linrec.train.options import options_type
 from tests.markdown import FENCE, ROOT
+from tests.tiers import thorough
+
+# the pages of all mixers are made
+pytestmark = thorough
 
 every_mixer = pytest.mark.parametrize("name", mixers.names())
 every_memory = pytest.mark.parametrize("name", memory_pages.names())

@@ -63,6 +63,7 @@ def reference(model: LanguageModel, split: TokenSplit, length: int) -> float:
     return total
 
 
+@thorough
 @every_mixer
 def test_windows_of_every_length_predict_all_tokens(name: str, documents: bool) -> None:
     model, split = build(name), text(FEW, documents=documents)

@@ -6,6 +6,7 @@ import torch
 
 from linrec import mixers
 from linrec.models import LanguageModel, ModelConfig
+from tests.mixers.variants import OF_FAMILIES
 
 VOCAB = 13
 # every mixer that there is; and states that a default does not have
@@ -25,6 +26,8 @@ MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
     "rwkv5": ("rwkv5", {"zero_init": False}),
     "rwkv6": ("rwkv6", {"zero_init": False}),
 }
+# one of each operator and kind of state, and what is listed above beside the defaults
+FIRST = [name for name in MIXERS if name in OF_FAMILIES or name not in mixers.names()]
 
 
 def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **config: Any) -> LanguageModel:

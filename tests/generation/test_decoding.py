@@ -17,14 +17,14 @@ from linrec.models.regional import compiling, with_parts_compiled
 from linrec.nn.row_linear import RowLinear
 from linrec.testing import assert_agree
 from linrec.trees import leaves
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
-from .models import MIXERS, VOCAB, build, prompt
+from .models import FIRST, MIXERS, VOCAB, build, prompt
 
-every_mixer = pytest.mark.parametrize("name", MIXERS)
+every_mixer = pytest.mark.parametrize("name", tiered(FIRST, MIXERS))
 # states of one tensor, of several, that grow, and of several kinds of layers; the laws are about all mixers
 SOME = ["gate_loop", "rwkv4", "attention", "hybrid"]
-some_mixers = pytest.mark.parametrize("name", tiered(SOME, [name for name in MIXERS if name not in SOME]))
+some_mixers = pytest.mark.parametrize("name", tiered(SOME, MIXERS))
 
 
 @torch.no_grad()
@@ -83,6 +83,7 @@ def test_a_prompt_in_pieces_is_the_prompt(name, monkeypatch):
     assert_agree(pieces.layers, whole.layers)
 
 
+@thorough
 @pytest.mark.parametrize(("name", "expected"), [("hgru", [3, 3, 3]), ("attention", [])])
 def test_whole_pieces_of_a_prompt_are_compiled_unless_the_state_grows(name, expected, monkeypatch):
     model, tokens = build(name), prompt(length=11)
@@ -301,6 +302,7 @@ def test_prompts_that_are_none():
             pad_prompts(prompts)
 
 
+@thorough
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
 @pytest.mark.parametrize("name", tiered(["gla"], ["attention window", "hybrid", "retnet", "mamba"]))
 def test_a_compiled_step_gives_the_tokens_of_the_step(name):
@@ -314,6 +316,7 @@ def test_a_compiled_step_gives_the_tokens_of_the_step(name):
     assert_agree(compiled.state.layers, plain.state.layers)
 
 
+@thorough
 def test_equal_layers_share_the_compilation_of_a_step():
     counted = CompileCounter()
     model = with_parts_compiled(build("hgru", n_layers=5), backend=counted)

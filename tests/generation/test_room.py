@@ -7,6 +7,7 @@ from linrec.generation import generate, pad_prompts, room, steps, stream
 from linrec.generation.state import named
 from linrec.testing import assert_agree
 from linrec.trees import leaves
+from tests.tiers import thorough
 
 from .models import MIXERS, build, prompt
 
@@ -36,6 +37,7 @@ def little_room(monkeypatch):
     monkeypatch.setattr(steps, "with_parts_compiled", lambda model, **options: model)
 
 
+@thorough
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("padded", [False, True])
 def test_steps_with_room_are_the_steps(name, padded):
@@ -60,6 +62,7 @@ def test_steps_with_room_are_the_steps(name, padded):
         assert len(changes) >= 3
 
 
+@thorough
 def test_a_state_with_room_is_continued():
     model = model_of("attention")
     whole, last = generate(model, prompt(), n_tokens=30, seed=3)
@@ -87,6 +90,7 @@ class Again:
         steps._step_into(self._after)
 
 
+@thorough
 @pytest.mark.parametrize("name", CACHES)
 def test_two_graphs_share_the_slots(name, monkeypatch):
     model = model_of(name)

@@ -10,9 +10,9 @@ from linrec.generation import GenerationState, StateFileError, generate, load_st
 from linrec.generation.state import named
 from tests.tiers import tiered
 
-from .models import MIXERS, build, prompt
+from .models import FIRST, MIXERS, build, prompt
 
-every_mixer = pytest.mark.parametrize("name", MIXERS)
+every_mixer = pytest.mark.parametrize("name", tiered(FIRST, MIXERS))
 
 
 @every_mixer

@@ -67,6 +67,7 @@ def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "run"
 
 
+@thorough
 def test_a_published_run_is_loaded_and_generates_a_padded_batch(run: Path) -> None:
     assert main(["publish", str(run), "rose"]) == 0
     model = transformers.AutoModelForCausalLM.from_pretrained("rose").eval()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from linrec.hf import LinrecForCausalLM, to_hugging_face
 from linrec.models import LanguageModel, ModelConfig
+from tests.tiers import thorough
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -50,6 +51,7 @@ def trainer(folder: Path, **options: Any) -> Any:
     )
 
 
+@thorough
 def test_the_trainer_trains_and_evaluates_packed_documents_and_resumes(tmp_path: Path) -> None:
     whole = trainer(tmp_path / "whole", max_steps=8)
     before = whole.evaluate()["eval_loss"]

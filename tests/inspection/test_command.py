@@ -16,6 +16,7 @@ from linrec.models import ModelConfig
 from linrec.report import style
 from linrec.tasks import LanguageModeling, MemoryHorizon
 from linrec.train import LoopConfig, TrainConfig, fit, load_run
+from tests.tiers import thorough
 
 TEXT = "a rose is a rose "
 ALPHABET = sorted(set(TEXT))
@@ -65,6 +66,7 @@ def inspected(*words: str) -> tuple[dict, str]:
     return json.loads(Path("out/inspection.json").read_text()), Path("out/inspection.html").read_text()
 
 
+@thorough
 def test_numbers_and_page_of_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     numbers, page = inspected("hgru", "--prompt", "a rose")
     tokens = [ALPHABET.index(character) for character in "a rose"]
@@ -86,6 +88,7 @@ def test_numbers_and_page_of_a_prompt(capsys: pytest.CaptureFixture[str]) -> Non
         assert "".join(f"<td{' class=number' * (i > 0)}>{cell}</td>" for i, cell in enumerate(row)) in page
 
 
+@thorough
 def test_the_page_holds_its_pictures_and_its_text() -> None:
     _, page = inspected("hgru", "--prompt", "a rose is a rose is a rose is a rose is a rose")
     pictures = re.findall(r'<img alt="([^"]*)" src="([^"]*)"', page)
@@ -107,6 +110,7 @@ def test_the_page_holds_its_pictures_and_its_text() -> None:
     ]
 
 
+@thorough
 def test_mixers_that_tell_less_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     numbers, page = inspected("attention", "--prompt", "a rose")
     sentence = "The mixer has no state transitions, so there are no forget values."
@@ -122,6 +126,7 @@ def test_mixers_that_tell_less_say_so(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(told["forget"]["constant"] and told["reach"] is None for told in numbers["layers"])
 
 
+@thorough
 def test_the_text_is_that_of_the_run_or_another(capsys: pytest.CaptureFixture[str]) -> None:
     numbers, page = inspected("hgru", "--tokens", "9")
     held_out = (TEXT * 20)[306:]
@@ -132,6 +137,7 @@ def test_the_text_is_that_of_the_run_or_another(capsys: pytest.CaptureFixture[st
     assert inspected("hgru", "--data.path", "other.txt")[0]["text"] == "rose is"
 
 
+@thorough
 def test_documents_do_not_reach_each_other() -> None:
     found = write_inspection(load_run("documents"), n_tokens=12, split="train", out="out")
     assert found.tokens.labels == (*"a␣rose", "∎", *"a␣ros")
@@ -140,6 +146,7 @@ def test_documents_do_not_reach_each_other() -> None:
         assert not layer.mixing[0, 7:, :7].any() and layer.mixing[0, 6, 0] > 0
 
 
+@thorough
 def test_a_run_of_another_task_is_inspected_on_its_first_validation_sequence() -> None:
     numbers, page = inspected("horizon")
     task = load_run("horizon").config.task

@@ -7,6 +7,7 @@ from linrec import mixers
 from linrec.mixers.infini_attention import InfiniAttention
 from linrec.nn import groups_of
 from linrec.testing import assert_agree
+from tests.tiers import thorough
 
 
 def build(**arguments):
@@ -107,6 +108,7 @@ def test_parameters_are_four_projections_and_a_gate_for_each_head():
     assert mixer.bfloat16().beta.dtype == torch.float32
 
 
+@thorough
 def test_a_memory_is_in_float32_in_a_mixer_in_bfloat16():
     """Sums of many segments lose small terms in bfloat16."""
     mixer = InfiniAttention(8, segment_length=2).bfloat16()

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from linrec import mixers
 from linrec.testing import assert_agree, check_compile, generator
 from tests.mixers import variants
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 D, TIME = 4, 7
 TAKE = [name for name in mixers.names() if mixers.get(name).takes_dt]
@@ -97,6 +97,7 @@ def test_a_convolution_refuses_times():
         mixer(torch.zeros(2, TIME, D), dt=torch.ones(2, TIME))
 
 
+@thorough
 @pytest.mark.parametrize("name", tiered(["s5"], [name for name in TAKE if name != "s5"]))
 def test_times_compile(name):
     mixer = make(*variants.cases(name)[0])
@@ -107,6 +108,7 @@ def test_times_compile(name):
     check_compile(timed, (inputs().float(), times().float()), compiler="eager")
 
 
+@thorough
 @pytest.mark.parametrize("name", TAKE)
 def test_gradients_of_times_are_those_of_finite_differences(name):
     mixer, x = make(*variants.cases(name)[0]).double(), inputs()

@@ -9,6 +9,7 @@ from linrec.mixers import build
 from linrec.mixers.lmu import LMU, Memory
 from linrec.ops.core.call import TimeSplit, handling
 from linrec.testing import assert_agree, generator, reset_mask
+from tests.tiers import thorough
 
 D, N, THETA, SIGNALS = 4, 5, 12.0, 3
 FUNCTIONS = {
@@ -187,6 +188,7 @@ def test_weights_start_as_in_keras_lmu_where_asked(feedback):
     assert not mixer.E_x.bias.any() and not mixer.W_x.bias.any()
 
 
+@thorough
 def test_feedback_compiles():
     mixer = make(feedback=True)
     x = torch.randn(2, 3, D, generator=generator())

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from linrec import mixers
 from linrec.ops.core.call import Operator
 
-from .variants import arguments, cases
+from .variants import arguments, of_families
 
 # sequences of the operators that multiply matrices or filter; decays and steps stay in float32
 SEQUENCES = {"q", "k", "v", "u"}
@@ -75,7 +75,7 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-@pytest.mark.parametrize(("name", "variant"), cases())
+@pytest.mark.parametrize(("name", "variant"), of_families())
 def test_sequences_reach_the_kernels_in_half_precision(
     name: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

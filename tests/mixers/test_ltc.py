@@ -8,6 +8,7 @@ from linrec.mixers import build
 from linrec.mixers.ltc import LTC
 from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 D, TIME = 4, 3
 
@@ -37,6 +38,7 @@ def slope(mixer: LTC, v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(slopes)
 
 
+@thorough
 @torch.no_grad()
 def test_many_fused_steps_solve_the_papers_differential_equation():
     mixer, x, dt = make(n_steps=4000), inputs(), torch.tensor([[1.0, 0.3, 0.7], [0.2, 1.5, 0.4]]).double()

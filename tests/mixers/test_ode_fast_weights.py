@@ -6,6 +6,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.ode_fast_weights import OdeFastWeights
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 D, HEADS, N, TIME = 6, 2, 3, 5
 
@@ -49,6 +50,7 @@ def oja(W, k, v, beta, time):
     return 2 * euler(2000) - euler(1000)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("solution", "arguments"),
     [

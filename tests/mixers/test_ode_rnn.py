@@ -9,6 +9,7 @@ from linrec.errors import MissingExtraError
 from linrec.mixers import build
 from linrec.mixers.ode_rnn import OdeRNN
 from linrec.testing import assert_agree, generator
+from tests.tiers import tiered
 
 D, TIME = 5, 8
 
@@ -62,7 +63,7 @@ def by_hand(mixer: OdeRNN, x: torch.Tensor, dt: torch.Tensor, n_steps: int) -> t
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("solver", ["rk4", "dopri8"])
+@pytest.mark.parametrize("solver", tiered(["rk4"], ["dopri8"]))
 def test_the_layer_and_its_gradients_are_the_papers_equations(solver):
     if solver == "dopri8":
         pytest.importorskip("torchdiffeq", reason="needs torchdiffeq: pip install 'linrec[ode]'")

@@ -8,6 +8,7 @@ import torch
 from linrec import mixers
 from linrec.testing import assert_agree, generator
 from linrec.trees import leaves, map_tree
+from tests.tiers import thorough
 
 CASES = {
     "transformer_xl": {},
@@ -39,6 +40,7 @@ def test_a_step_without_gradients_projects_itself_alone(case):
             assert sum(steps) == 1
 
 
+@thorough
 @each
 @pytest.mark.parametrize("lengths", [(1,) * 19, (3, 3, 6, 1, 6), (5, 14)])
 @pytest.mark.parametrize("first", [True, False])

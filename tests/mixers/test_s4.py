@@ -11,6 +11,7 @@ from linrec.nn.state_space import released_start
 from linrec.ops import cauchy_kernel
 from linrec.testing import assert_agree, generator, reset_mask
 from tests import released
+from tests.tiers import thorough
 
 D, N = 4, 6
 CASES = {
@@ -141,6 +142,7 @@ def test_the_exact_kernel_is_that_of_hippos_dense_system_in_float64(dtype):
     assert_agree(cauchy_kernel(Lambda, *parts, mixer.dt_log.exp(), length), expected)
 
 
+@thorough
 @pytest.mark.parametrize("init", ["legs", "fout"])
 def test_convolution_and_recurrence_agree_over_16384_steps_in_float32(init):
     x = torch.randn(1, 16_384, 2, generator=generator())

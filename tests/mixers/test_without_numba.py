@@ -42,7 +42,7 @@ def outcome(mixer: mixers.Mixer, x: Tensor) -> dict[str, Any]:
     return {"y": y, "following": following, "gradients": gradients}
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+@pytest.mark.parametrize(("name", "variant"), variants.of_families())
 def test_torch_agrees_with_the_references(name, variant, without_numba):
     torch.manual_seed(0)
     mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double()

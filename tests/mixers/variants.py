@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from linrec import mixers
-from tests.tiers import thorough
+from linrec.nn.segment_mixer import SegmentMixer
+from tests import tiers
 
 DEFAULTS: dict[str, dict[str, Any]] = {"defaults": {}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -813,6 +814,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 NONLINEAR = [name for name in mixers.names() if mixers.get(name).recurrence == "nonlinear_scan"]
 """Mixers on `nonlinear_scan`, whose default mode is a loop in Python."""
+SEGMENTED = [name for name in mixers.names() if issubclass(mixers.get(name), SegmentMixer)]
+"""Mixers that are a loop over segments."""
 
 
 def cases(*names: str) -> list[tuple[str, str]]:
@@ -823,10 +826,34 @@ def cases(*names: str) -> list[tuple[str, str]]:
 def tiered(*names: str) -> list[Any]:
     """Return `cases` as parameters of a test, all but the first variant of each mixer marked thorough."""
     return [
-        pytest.param(name, variant, marks=[thorough] if place else [])
+        pytest.param(name, variant, marks=[tiers.thorough] if place else [])
         for name in names or mixers.names()
         for place, (_, variant) in enumerate(cases(name))
     ]
+
+
+OF_FAMILIES = (
+    "gate_loop",
+    "delta_net",
+    "hgru",
+    "mamba",
+    "s4d",
+    "hyena",
+    "attention",
+    "transformer_xl",
+    "gru",
+    "srwm",
+)
+"""A mixer of each operator and of each kind of state."""
+
+
+def of_families() -> list[Any]:
+    """Return `cases` as parameters of a test, all but the first variants of `OF_FAMILIES` marked thorough.
+
+    For tests of code that the mixers share.
+    """
+    first = [cases(name)[0] for name in OF_FAMILIES]
+    return tiers.tiered(first, cases())
 
 
 def arguments(name: str, variant: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from linrec.mixers.slstm import SLSTM
 from linrec.models import LanguageModel, ModelConfig, preset, preset_names
 from linrec.nn import FeedForward, groups_of
 from tests import released
+from tests.tiers import thorough
 
 
 def count(config: ModelConfig) -> int:
@@ -98,6 +99,7 @@ def test_the_published_weights_have_the_sizes_of_the_presets():
         assert round(4 * (count(config) - biases) / 1e9, digits) == gigabytes
 
 
+@thorough
 @pytest.mark.parametrize(
     ("size", "of_7_1", "of_1_0"),
     [
@@ -198,6 +200,7 @@ def test_sambas_have_the_sizes_of_their_names(name, d, hidden, layers, size):
     assert (mamba.d_inner, attention.window, attention.d_head) == (inner, 2048, 128)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "d", "layers", "attention"),
     [

@@ -6,6 +6,8 @@ from linrec.mixers.hgru import HGRU
 from linrec.models import ImageScan
 from linrec.models.image_scan import IMAGE_DIRECTIONS
 from linrec.testing import assert_agree, generator
+from tests.mixers.variants import OF_FAMILIES
+from tests.tiers import tiered
 
 D, H, W = 8, 3, 4
 
@@ -64,7 +66,7 @@ def test_explicit_loops_over_lines(directions, shared):
     assert state is None
 
 
-@pytest.mark.parametrize("name", mixers.names())
+@pytest.mark.parametrize("name", tiered(OF_FAMILIES, mixers.names()))
 def test_any_mixer(name):
     torch.manual_seed(0)
     mixer = build(name).eval()

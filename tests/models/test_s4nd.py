@@ -7,6 +7,7 @@ from linrec.models import S4ND, Block
 from linrec.nn import FeedForward, groups_of
 from linrec.testing import assert_agree, check_batch_independence, generator
 from tests import released
+from tests.tiers import thorough
 
 D = 4
 CASES = {
@@ -158,6 +159,7 @@ def test_where_it_starts_and_what_the_optimiser_is_told():
     assert not [name for name in of if name.endswith(".D")]
 
 
+@thorough
 def test_it_is_a_layer_of_a_block():
     layer, x = make(), image(3, 4).float()
     y, state = Block(layer, FeedForward(D, 8))(x)

@@ -9,7 +9,8 @@ from linrec import mixers
 from linrec.models import Bidirectional, SequenceClassifier, SequenceClassifierConfig
 from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
-from tests.tiers import thorough
+from tests.mixers.variants import OF_FAMILIES
+from tests.tiers import thorough, tiered
 
 CONFIG = SequenceClassifierConfig(
     n_outputs=3, n_features=2, mixer="hgru", d_model=8, n_layers=2, d_channel_mixing=12
@@ -74,7 +75,7 @@ def test_padding_changes_nothing(pooling, bidirectional, kind):
     assert_agree(gradients(outputs, model), gradients(expected, model), "gradients")
 
 
-@pytest.mark.parametrize("name", mixers.names())
+@pytest.mark.parametrize("name", tiered(OF_FAMILIES, mixers.names()))
 def test_padding_with_any_mixer(name):
     model = make(replace(CONFIG, mixer=name)).eval()
     x = features()
@@ -130,6 +131,7 @@ def test_compile():
     assert_agree(compiled(tokens(), lengths=LENGTHS), model(tokens(), lengths=LENGTHS))
 
 
+@thorough
 def test_it_learns_what_comes_next_which_takes_the_second_direction():
     accuracies = {}
     for bidirectional in (True, False):

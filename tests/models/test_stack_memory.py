@@ -25,7 +25,7 @@ from linrec.testing import (
 from linrec.train import ConfigError, TrainConfig, load_run
 from linrec.train.config import config_from_dict, config_to_dict
 from tests.models.test_segments import sizes_in_training
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 LENGTH, TIME = 4, 11
 TOKENS = {"kind": "recurrent_memory", "n_tokens": 2}
@@ -61,7 +61,8 @@ STACKS: dict[str, dict[str, Any]] = {
 }
 each = pytest.mark.parametrize("name", STACKS)
 # one stack for each kind
-kinds = pytest.mark.parametrize("name", ["attention", "enhanced", "memformer"])
+KINDS = ("attention", "enhanced", "memformer")
+kinds = pytest.mark.parametrize("name", KINDS)
 # a mixer with segments of its own counts the memory tokens before a reset
 fixed = pytest.mark.parametrize("name", [name for name in STACKS if name != "transformer_xl"])
 ENCODERS = {"tokens": TOKENS, "slots": SLOTS}
@@ -93,7 +94,7 @@ def of_embeddings(model: LanguageModel) -> Any:
     return lambda x, state=None, *, reset=None: model.transformed(x, state, reset=reset)
 
 
-@each
+@pytest.mark.parametrize("name", tiered(KINDS, STACKS))
 def test_laws_of_streams(name: str) -> None:
     model = make(name)
     for law in (check_split, check_steps, check_batch_independence):
@@ -107,6 +108,7 @@ def test_laws_of_streams(name: str) -> None:
     assert_agree(torch.cat(logits, 1), model(tokens(), reset=reset)[0])
 
 
+@thorough
 @kinds
 def test_nan_does_not_pass_a_reset(name: str) -> None:
     # whole segments: the law starts anew where the first call ended
@@ -288,6 +290,7 @@ TRAINED = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("kind", TRAINED)
 def test_training_resumes_on_the_command_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -22,6 +22,8 @@ class Mutation(NamedTuple):
 
 
 LAWS = "tests/test_laws.py"
+# without a GPU, kernels run there
+INTERPRETER = "tests/test_interpreter.py"
 
 MUTATIONS = (
     Mutation(
@@ -85,14 +87,14 @@ MUTATIONS = (
         "chunk = CHUNKS - 1 - i if REVERSE else i\n        if not LOCAL:",
         "chunk = i\n        if not LOCAL:",
         "Triton chunkwise: gradients of states are carried forward in time",
-        ("tests/ops/test_gate_loop_chunkwise_triton.py",),
+        ("tests/ops/test_gate_loop_chunkwise_triton.py", INTERPRETER),
     ),
     Mutation(
         "ops/kernels/elementwise/scan_triton.py",
         "a = tl.where(cut, 0.0, a)\n",
         "a = tl.where(cut, 1.0, a)\n",
         "Triton scan: a reset keeps the state",
-        ("tests/ops/test_scan_triton.py",),
+        ("tests/ops/test_scan_triton.py", INTERPRETER),
     ),
     Mutation(
         "ops/short_conv/torch.py",

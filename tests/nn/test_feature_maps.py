@@ -6,6 +6,7 @@ import torch
 from linrec.nn import feature_maps
 from linrec.nn.feature_maps import FeatureMap, RandomFeatures
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 D = 4
 RANDOM = ["arc_cosine", "performer", "performer_trigonometric", "rfa"]
@@ -52,6 +53,7 @@ def estimates(phi: RandomFeatures, q: torch.Tensor, k: torch.Tensor, draws: int 
     return torch.stack(found).detach()
 
 
+@thorough
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize(
     ("name", "arguments"), [*((name, {}) for name in RANDOM), ("performer", {"hyperbolic": True})]

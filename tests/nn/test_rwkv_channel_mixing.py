@@ -13,6 +13,7 @@ from linrec.testing import (
     check_steps,
     generator,
 )
+from tests.tiers import thorough
 
 D, HIDDEN = 4, 6
 VARIANTS = {"paper": {}, "no receptance": {"receptance": False}, "no token shift": {"token_shift": False}}
@@ -64,6 +65,7 @@ def test_where_it_starts():
     assert sum(p.numel() for p in layers[0].parameters()) == 2 * D * HIDDEN + D * D + 2 * D
 
 
+@thorough
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("mixer", ["rwkv4", "rwkv6", "hgru"])
 def test_a_language_model_with_it_streams(mixer, norm_position):

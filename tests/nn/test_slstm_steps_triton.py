@@ -59,6 +59,7 @@ def test_lengths(time, fresh):
     check(draw(2, time, 2, 5, fresh=fresh))
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("held", [0, 2**17])
 @pytest.mark.parametrize(("batch", "size"), [(3, 20), *tiered([(17, 3)], [(1, 48), (2, 1)])])
@@ -115,6 +116,7 @@ def test_nothing_passes_a_reset():
     assert all(x.isfinite().all() for x in of_state)
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
@@ -139,6 +141,7 @@ def test_empty_batch():
     assert hidden.shape == (0, 3, 2, 5) and not gradients[1].any()
 
 
+@thorough
 @on_either
 def test_custom_operators_keep_their_promises():
     for reset in (None, reset_mask(2, 3, device=DEVICE)):

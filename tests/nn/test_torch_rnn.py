@@ -9,6 +9,7 @@ from linrec.nn.torch_rnn import run_torch_rnn
 from linrec.ops.core.call import recording
 from linrec.ops.nonlinear_scan import UNROLLED
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 D = 6
 LAYERS = {"elman": {}, "elman_relu": {"activation": "relu"}, "gru": {}, "lstm": {}}
@@ -125,6 +126,7 @@ def test_the_loop_runs_where_kernels_do_not_take_the_call(call, monkeypatch):
     assert not kernels_ran(monkeypatch, lambda: call(*arguments))
 
 
+@thorough
 @pytest.mark.parametrize("layer", ["gru", "lstm"])
 @pytest.mark.parametrize(("time", "kernels"), [(UNROLLED + 1, True), (5, False)])
 def test_kernels_run_in_compiled_programs_of_many_steps(layer, time, kernels, monkeypatch):

@@ -11,6 +11,7 @@ from linrec.ops import delta_rule, gate_loop
 from linrec.ops.delta_rule import OPERATOR
 from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
+from tests.tiers import thorough
 
 # test_delta_rule_triton.py and test_matrix_triton.py have the others
 HERE = [pair for pair in OPERATOR.pairs if pair[1] != "triton"]
@@ -19,6 +20,7 @@ every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 every_fast_pair = pytest.mark.parametrize(("mode", "backend"), FAST)
 
 
+@thorough
 @every_fast_pair
 def test_every_shape_of_the_decays(mode, backend):
     for log_decay, time in itertools.product((None, "h", "hk", "bth", "bthk"), (19, 130)):

@@ -38,12 +38,14 @@ def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **ar
     check_operator(delta_rule, inputs, **PAIR, dtype=dtype, options=options)
 
 
+@thorough
 @on_either
 def test_nothing_passes_a_reset():
     inputs = delta_rule_inputs(1, 20, 1, 3, 2, device=DEVICE)
     check_two_documents(delta_rule, inputs, ("q", "k", "v", "beta", "log_decay"), 10, **PAIR)
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("log_decay", tiered(["bth"], [None, "h", "hk", "bthk"]))
 def test_every_shape_of_the_decays(log_decay):
@@ -83,6 +85,7 @@ def test_lengths_around_chunks(time):
     agree(1, time, 2, 4, 3, log_decay="bth")
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize(("log_decay", "dk", "dv"), tiered([("bthk", 5, 6)], [(None, 66, 5), ("bth", 5, 66)]))
 def test_time_in_pieces_of_one_sequence(log_decay, dk, dv, monkeypatch):

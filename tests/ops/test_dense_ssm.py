@@ -8,6 +8,7 @@ from linrec.hippo import discretize, matrices
 from linrec.ops import dense_ssm
 from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, check_operator, dense_ssm_inputs, generator, reset_mask
+from tests.tiers import thorough
 
 ON_CPU = [pair for pair in dense_ssm.operator.pairs if pair[1] != "triton"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)
@@ -61,6 +62,7 @@ def test_every_length(time):
             )
 
 
+@thorough
 @pytest.mark.parametrize("measure", ["legs", "legt"])
 def test_both_modes_agree_over_16384_steps_in_single_precision(measure):
     step = torch.logspace(-4, -1, 4, dtype=torch.float64)

@@ -117,6 +117,7 @@ def layouts(found: dict[str, list[Tensor]]) -> list[tuple[Any, ...]]:
     return [(tuple(x.shape), x.dtype) for tensors in found.values() for x in tensors]
 
 
+@thorough
 @pytest.mark.parametrize(("name", "entry"), entries("torch", "numba", "reference"))
 def test_axes_may_be_empty(name, entry):
     (make, _), given, operator = OPERATORS[name], reaching(name, entry), getattr(ops, name)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
 from linrec.testing import assert_agree, generator, reset_mask
 from linrec.trees import leaves
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gates": (gate_loop_attention, {}),
@@ -146,6 +146,7 @@ def test_vmap_is_a_loop(name):
             assert_agree(mine, torch.stack([run(inputs)[place] for inputs in several]))
 
 
+@thorough
 @pytest.mark.parametrize("name", tiered(["softmax"], [name for name in OPERATORS if name != "softmax"]))
 def test_compiled_and_exported(name):
     attend, options = OPERATORS[name]

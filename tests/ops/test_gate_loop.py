@@ -32,6 +32,7 @@ every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 every_fast_pair = pytest.mark.parametrize(("mode", "backend"), FAST)
 
 
+@thorough
 @every_fast_pair
 @pytest.mark.parametrize("complex_qk", [False, True])
 def test_every_shape_of_the_gates(mode, backend, complex_qk):
@@ -211,6 +212,7 @@ def outcome(d_key: int, constant: bool, mode: str, backend: str, dtype: torch.dt
     return y, state, *torch.autograd.grad(y, list(inputs.values()), cotangent)
 
 
+@thorough
 @every_fast_pair
 @pytest.mark.parametrize("d_key", tiered([1], [3]))
 def test_4096_steps_of_any_magnitude(mode, backend, d_key):
@@ -319,6 +321,7 @@ def max_headed(x, state=None, *, reset=None):
     return gate_loop(**x, state=state, reset=reset)
 
 
+@thorough
 def test_the_max_headed_operator_obeys_the_laws():
     inputs = gate_loop_inputs(3, 20, 4, 1, 1)
     del inputs["state"]

@@ -11,6 +11,7 @@ from torch.nn import functional
 from linrec.ops import AttentionCache, gate_loop_attention, gate_loop_matrix
 from linrec.testing import assert_agree, check_operator, check_stability, gate_loop_inputs, reset_mask
 from linrec.trees import double, leaves
+from tests.tiers import thorough
 
 GATES = [None, "h", "hk", "bth", "bthk"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), gate_loop_attention.operator.pairs)
@@ -22,6 +23,7 @@ def make(batch, time, heads, d_key, d_value, **arguments):
     return inputs
 
 
+@thorough
 @pytest.mark.parametrize("complex_qk", [False, True])
 def test_every_shape_of_the_gates(complex_qk):
     reset = reset_mask(2, 11, rate=0.1)
@@ -103,6 +105,7 @@ def test_a_magnitude_of_zero_makes_scores_zero_and_a_reset_hides_steps(mode, bac
     assert cache.alive.tolist() == [[False, True]]
 
 
+@thorough
 def test_4096_steps_of_any_magnitude():
     inputs = make(1, 4096, 1, 2, 2)
     uniform = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(5))

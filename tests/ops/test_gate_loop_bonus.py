@@ -9,6 +9,7 @@ import torch
 from linrec.ops import gate_loop, gate_loop_matrix
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from linrec.trees import double
+from tests.tiers import thorough
 
 # Triton's kernels need a GPU
 HERE = [pair for pair in gate_loop.operator.pairs if pair[1] != "triton"]
@@ -58,6 +59,7 @@ def test_the_past_and_the_current_token_are_rounded_once_together(mode, backend)
     assert ((y.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()
 
 
+@thorough
 @every_fast_pair
 @pytest.mark.parametrize("sizes", [(3, 2), (1, 1)])
 def test_gates_lengths_and_precisions(mode, backend, sizes):

@@ -37,6 +37,7 @@ def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **ga
     check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("log_decay", tiered(["bth", "bthk"], [None, "h", "hk"]))
 def test_every_shape_of_the_decays(log_decay):
@@ -94,6 +95,7 @@ def assert_rounded_once(operator, given, options, monkeypatch):
     assert seen == [(torch.float16, torch.float16, torch.float32)]
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("phase", tiered(["bth"], [None]))
 def test_nothing_passes_a_reset(phase):
@@ -208,6 +210,7 @@ def test_vmap_folds_the_mapped_axis_into_the_batch():
     )
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("phase", tiered(["bthk"], ["h", "hk", "bth"]))
 def test_phases_turn_twice_as_many_channels(phase):

@@ -10,6 +10,7 @@ from linrec.ops.gate_loop.max_headed import MaxHeaded, chunk_size
 from linrec.ops.kernels import launch
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from tests.ops.opcheck import check_operators
+from tests.tiers import thorough
 
 numba = pytest.importorskip("numba")
 PAIR = {"mode": "recurrent", "backend": "numba"}
@@ -192,6 +193,7 @@ def units(actual, expected):
     )
 
 
+@thorough
 @pytest.mark.parametrize("size", [1e-3, 1.0, 3.2, 100.0, 1e4, 1e5])
 def test_sine_and_cosine_of_float32(functions, size):
     x = sample(-size, size)

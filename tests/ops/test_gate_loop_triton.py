@@ -56,6 +56,7 @@ def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
     check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
 
 
+@thorough
 @on_either
 @small
 def test_nothing_passes_a_reset():
@@ -71,17 +72,17 @@ def test_lengths_around_tiles(time):
     agree(1, time, 2, phase=None, options={"reset": reset_mask(1, time, rate=0.2, device=DEVICE)})
 
 
+@thorough
 @on_either
 @small
-@pytest.mark.parametrize(
-    ("log_decay", "phase"), tiered(SOME_GATES, [pair for pair in EVERY_GATE if pair not in SOME_GATES])
-)
+@pytest.mark.parametrize(("log_decay", "phase"), tiered(SOME_GATES, EVERY_GATE))
 def test_every_shape_of_the_gates(log_decay, phase):
     reset = reset_mask(2, 10, rate=0.1, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
     agree(2, 10, 2, log_decay=log_decay, phase=phase, options={"reset": reset})
 
 
+@thorough
 @on_either
 @small
 @pytest.mark.parametrize("dtype", tiered([torch.bfloat16], [torch.float64, torch.float16]))
@@ -90,6 +91,7 @@ def test_dtypes(dtype, phase):
     agree(2, 10, 2, dtype=dtype, phase=phase)
 
 
+@thorough
 @on_either
 def test_more_heads_than_one_program_has():
     agree(2, 5, 33)

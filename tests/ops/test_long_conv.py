@@ -8,6 +8,7 @@ from linrec.ops import long_conv
 from linrec.ops.long_conv import torch as in_torch
 from linrec.ops.long_conv.torch import Convolution, by_fft, transform_size
 from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
+from tests.tiers import thorough
 
 from .memory import Allocations
 
@@ -64,6 +65,7 @@ def test_every_length_of_kernel_and_sequence(time):
             np.testing.assert_allclose(y[1, :, d], expected, atol=1e-11)
 
 
+@thorough
 @pytest.mark.parametrize("time", [7, 33, 100])
 @pytest.mark.parametrize("past", [0, 20])
 def test_gradients_of_long_kernels(time, past):

@@ -92,6 +92,7 @@ def test_empty_axes(shape):
     assert all(not gradient.any() for gradient in gradients)
 
 
+@thorough
 @pytest.mark.parametrize("operator", [delta_rule, gate_loop])
 def test_gradients_of_gradients(operator):
     make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs

@@ -14,7 +14,7 @@ from linrec.ops.core.call import recording
 from linrec.ops.core.kernel import successors
 from linrec.ops.gate_loop import triton
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 from .entries import canonical
 from .opcheck import UTILITIES
@@ -50,6 +50,7 @@ def agree(operator, inputs, dtype=torch.float32, reset=None):
     assert_agree(actual, operator(**wide, reset=reset, **ORACLE), "kernel", dtype=dtype)
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("operator", [gate_loop, delta_rule])
 @pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])

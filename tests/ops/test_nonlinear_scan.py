@@ -10,7 +10,7 @@ from linrec.ops import nonlinear_scan, scan
 from linrec.ops.nonlinear_scan import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.linear import smoothed
 from linrec.testing import assert_agree, generator
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 NEWTON = ["newton", "quasi_newton", "damped"]
 
@@ -93,6 +93,7 @@ def test_a_smoother_is_the_least_squares_solution():
     assert_agree(smoothed(d, b, state, near, damping)[0, :, 0], expected)
 
 
+@thorough
 @pytest.mark.parametrize("mode", tiered(NEWTON[:2], NEWTON[2:]))
 def test_second_derivatives(mode):
     x, W = inputs(5, 2)
@@ -206,6 +207,7 @@ def test_iterations_that_do_not_converge(mode):
     assert_agree(*gradients)
 
 
+@thorough
 def test_a_compiled_call_that_does_not_converge_is_nan_and_the_next_check_raises():
     x, _ = inputs(40, 1)
     x = torch.stack([x[0], torch.zeros_like(x[0])])

@@ -194,6 +194,7 @@ def test_pieces_have_second_derivatives(monkeypatch):
     assert torch.autograd.gradgradcheck(of, (x, W))
 
 
+@thorough
 def test_a_compiler_leaves_out_long_loops():
     graphs = []
 

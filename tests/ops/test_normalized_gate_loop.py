@@ -9,6 +9,7 @@ import torch
 from linrec.ops import gate_loop, normalized_gate_loop
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, generator, reset_mask
 from linrec.trees import double
+from tests.tiers import thorough
 
 # Triton's kernels need a GPU
 HERE = [pair for pair in normalized_gate_loop.operator.pairs if pair[1] != "triton"]
@@ -135,6 +136,7 @@ def test_quotients_are_rounded_once(mode, backend):
     assert ((y.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()
 
 
+@thorough
 @pytest.mark.parametrize(("mode", "backend"), [pair for pair in HERE if pair[1] != "reference"])
 def test_heads_of_one_channel(mode, backend):
     # they run as two heads

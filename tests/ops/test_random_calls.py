@@ -34,6 +34,7 @@ from linrec.testing import (
     selective_scan_inputs,
     short_conv_inputs,
 )
+from tests.tiers import thorough
 
 from .entries import canonical, runs
 from .triton_process import on_a_gpu, quiet
@@ -267,6 +268,7 @@ def check_call(name: str, draw: Draw, device: str) -> None:
     check_operator(function, moved, dtype=lowest, options=options, **chosen)
 
 
+@thorough
 @pytest.mark.parametrize("name", CALLS)
 @hypothesis.given(data=st.data())
 def test_random_calls(name, data):

@@ -74,6 +74,7 @@ def test_reset_by_hand(mode, backend):
     assert run(False, False, True, reverse=True) == ([11, 10, 1100], 11)
 
 
+@thorough
 @every_fast_pair
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("time", [1, 2, 15, 16, 17, 33, 63, 64, 65, 600])
@@ -354,6 +355,7 @@ def test_compiles_into_one_graph(mode, backend):
     assert_agree((y, last, gradients), run(**inputs))
 
 
+@thorough
 def test_exported_programs_need_no_kernels():
     class Module(torch.nn.Module):
         def forward(self, a, x):

@@ -16,6 +16,7 @@ from linrec.ops.scan import numba as numba_backend
 from linrec.ops.scan.torch import Scan
 from linrec.testing import check_operator, reset_mask, scan_inputs
 from tests.ops.opcheck import check_operators
+from tests.tiers import thorough
 
 
 def test_a_compiled_graph_holds_kernels_and_not_their_loops():
@@ -70,6 +71,7 @@ def test_numba_runs_on_many_threads_as_on_one(monkeypatch):
     check_operator(scan, inputs, mode="recurrent", backend="numba", dtype=torch.float64)
 
 
+@thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_numba_runs_in_a_forked_worker():
     # like torch.utils.data's, it sets one thread; with more, OpenMP ends it

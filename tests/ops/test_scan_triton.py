@@ -53,6 +53,7 @@ def agree(batch, time, channels, *, dtype=torch.float32, decay="step", **options
     check_operator(scan, inputs, **PAIR, dtype=dtype, options=options)
 
 
+@thorough
 @on_either
 @small
 @pytest.mark.parametrize("reverse", tiered([False], [True]))
@@ -112,6 +113,7 @@ def test_a_in_float32_beside_inputs_in_half_precision(half, decay):
     assert state.item() == pytest.approx((1 - 0.999**20) / 0.001, rel=1e-6)
 
 
+@thorough
 @on_either
 @small
 @pytest.mark.parametrize("decay", ["head", "channel", "constant"])

@@ -59,6 +59,7 @@ def test_lengths_around_chunks(time):
     agree(2, time, 3, 2, options={"reset": reset})
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("n_segments", [5])
 def test_segments_of_time(n_segments, monkeypatch):
@@ -92,6 +93,7 @@ def test_any_number_of_states(d_state):
     agree(1, 5, 2, d_state)
 
 
+@thorough
 @on_either
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("dtype", tiered([torch.bfloat16], [torch.float64, torch.float16]))
@@ -130,6 +132,7 @@ def test_custom_operators_keep_their_promises():
     check_operators(triton.recurrent, Selective(*of_time, A, inputs["B"], inputs["C"], D, state, reset))
 
 
+@thorough
 @on_either
 @pytest.mark.usefixtures("short")
 def test_nothing_passes_a_reset():

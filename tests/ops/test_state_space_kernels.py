@@ -8,6 +8,7 @@ import torch
 from linrec.ops import cauchy_kernel, discretize_diagonal, vandermonde_kernel
 from linrec.ops.long_conv import DISCRETIZATIONS
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 from .memory import Allocations
 
@@ -55,6 +56,7 @@ def test_powers_have_the_error_of_rounding_at_a_million_steps():
     assert_agree(kernel[0, steps], (a.to(torch.complex128)[0, 0] ** steps).real)
 
 
+@thorough
 def test_the_kernel_is_traced_for_lengths_that_vary():
     a = 0.9 * torch.exp(1j * draw(2, 3)).to(torch.complex64)
     traced = torch.compile(vandermonde_kernel, backend="eager", dynamic=True)

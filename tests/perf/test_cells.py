@@ -10,6 +10,7 @@ from perf import cells
 from perf.__main__ import main
 from perf.cells import CellRow, cell_rows_of, gradient_of_loops, measure_cell, model_of
 from perf.training import Windows
+from tests.tiers import thorough
 
 CPU = torch.device("cpu")
 
@@ -20,6 +21,7 @@ def run(folder, *arguments):
     return status, json.loads(path.read_text())["rows"]
 
 
+@thorough
 def test_everything_runs(tmp_path, capsys):
     status, found = run(tmp_path, "--models", "cornn", "unicornn")
     rows = cell_rows_of(["cornn", "unicornn"], (), "cpu", quick=True)

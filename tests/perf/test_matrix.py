@@ -10,11 +10,13 @@ from perf.matrix import OPERATIONS, MatrixRow, check, head_rows, make, measure_r
 from perf.matrix_peers import MATRIX_PEERS
 from perf.peers import Peer, torch_calls
 from perf.timing import Budget, Timing
+from tests.tiers import thorough
 
 CPU = torch.device("cpu")
 SIZE = (2, 9, 3, 4)
 
 
+@thorough
 def test_everything_runs(tmp_path, capsys):
     arguments = ["matrix", "--device", "cpu", "--quick", "--peers", "--out", str(tmp_path)]
     assert main(arguments) == 0

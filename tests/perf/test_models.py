@@ -33,6 +33,7 @@ def point(model, length, rate=None, *, name="training", way="eager", missing=Non
     return {**place, "first_seconds": 0.1, "calls_per_second": rates, "peak_bytes": 2**30}
 
 
+@thorough
 def test_every_encoder_is_measured_at_every_length(tmp_path, capsys):
     status, results = run(tmp_path)
     assert status == 0
@@ -111,6 +112,7 @@ def test_training_trains_and_inference_does_not(monkeypatch):
         assert all((parameter.grad is not None) == moves for parameter in after)
 
 
+@thorough
 def test_too_little_memory_is_told_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     class Large(SequenceClassifier):
         def forward(self, x, *, lengths=None):
@@ -131,6 +133,7 @@ def test_too_little_memory_is_told_and_the_rest_goes_on(tmp_path, monkeypatch, c
     assert sum(words[-2:] == ["out", "of"] for words in shown) == 4 and shown.count(["memory"]) == 4
 
 
+@thorough
 def test_a_failing_model_is_told_with_the_reason(tmp_path, monkeypatch, capsys):
     class Broken(SequenceClassifier):
         def __init__(self, config):
@@ -212,6 +215,7 @@ def test_tables_of_all_lengths_fit_80_columns():
     assert "1.36M" in shown and "1234" in shown and "1.00" in shown
 
 
+@thorough
 @pytest.mark.parametrize("wanted", PASSES)
 def test_a_pass_without_numbers_is_an_empty_picture(wanted, tmp_path):
     points = [point("HGRN", n, 5.0, name=wanted) for n in (1024, 2048)]
@@ -240,6 +244,7 @@ def test_what_the_user_got_wrong_is_told_in_one_line(arguments, told, capsys, tm
     assert not list(tmp_path.iterdir())
 
 
+@thorough
 def test_an_interrupted_run_shows_what_it_has(tmp_path, monkeypatch, capsys):
     measure = command.measure_encoder
 

@@ -8,10 +8,12 @@ from perf import nonlinear
 from perf.__main__ import main
 from perf.nonlinear import CELLS, METHODS, NAMES, NonlinearRow, left_out, make, nonlinear_rows_of
 from perf.rows import PASSES
+from tests.tiers import thorough
 
 CPU = torch.device("cpu")
 
 
+@thorough
 def test_everything_runs(tmp_path, capsys):
     assert main(["nonlinear", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.json")

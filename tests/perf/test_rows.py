@@ -12,6 +12,7 @@ from perf.operations import OPERATIONS, make
 from perf.peers import PEERS, Calls, Peer, UnsuitedError, reason
 from perf.rows import CPU_ROWS, CUDA_LINES, CUDA_ROWS, PASSES, Row, lines_of, rows_of, select
 from perf.timing import Budget, Timing, measure, percent_of
+from tests.tiers import thorough
 
 CPU = torch.device("cpu")
 SHORT = Budget(0, 0)
@@ -85,6 +86,7 @@ def test_one_wrong_output_is_found(operation, step):
         check(operation, wrong, inputs, dy)
 
 
+@thorough
 @pytest.mark.parametrize(("operation", "n_inputs"), [("scan", 2), ("gate_loop", 5)])
 def test_a_wrong_gradient_is_found(operation, n_inputs):
     inputs, dy = make(row(operation, shape=(2, 512, 4)), CPU)

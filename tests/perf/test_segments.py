@@ -11,8 +11,10 @@ from perf.__main__ import main
 from perf.commands.segments import show
 from perf.kernels import KINDS
 from perf.segments import QUICK, make, variants
+from tests.tiers import thorough
 
 
+@thorough
 def test_everything_runs(tmp_path, capsys):
     arguments = ["segments", "--device", "cpu", "--quick", "--peers", "--out", str(tmp_path)]
     installed = main(arguments) == 0

@@ -13,6 +13,7 @@ from perf.__main__ import main
 from perf.kernels import KINDS, Kernel, kind_of, summary
 from perf.sizes import MODELS, sized
 from perf.training import OPTIM, flops_per_token, make_step, model_config
+from tests.tiers import thorough
 
 
 def run(folder, *arguments):
@@ -45,6 +46,7 @@ def test_presets_are_measured_with_their_own_and_with_other_mixers(tmp_path, cap
     assert max(len(line) for line in shown.splitlines() if not line.startswith("wrote ")) <= 80
 
 
+@thorough
 def test_models_of_one_size_are_measured_beside_a_peer(tmp_path, capsys, monkeypatch):
     small = torch.nn.Linear(3, 5)
     monkeypatch.setattr(training, "fla_model", lambda model, size: small)
@@ -60,6 +62,7 @@ def test_models_of_one_size_are_measured_beside_a_peer(tmp_path, capsys, monkeyp
     assert "flash-linear-attention" in capsys.readouterr().out
 
 
+@thorough
 def test_measurements_of_models_are_added_to_earlier_ones(tmp_path, capsys, monkeypatch):
     small = torch.nn.Linear(3, 5)
     monkeypatch.setattr(training, "fla_model", lambda model, size: small)
@@ -80,6 +83,7 @@ def test_measurements_of_models_are_added_to_earlier_ones(tmp_path, capsys, monk
     assert "holds measurements with another protocol; remove the file" in capsys.readouterr().err
 
 
+@thorough
 def test_a_peer_that_refuses_to_train_is_measured_forward(tmp_path, capsys, monkeypatch):
     small = torch.nn.Linear(3, 5)
     passes = []
@@ -127,6 +131,7 @@ def test_models_that_do_not_fit_are_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_a_size_builds(name):
     model, size = sized(name, "374M")

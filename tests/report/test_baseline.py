@@ -11,6 +11,7 @@ from linrec.report import Comparison, compare_runs
 from linrec.train import ConfigError
 from tests.report.conftest import RunMaker
 from tests.report.test_write import Page
+from tests.tiers import thorough
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ def runs(make_run: RunMaker) -> list[Path]:
     ]
 
 
+@thorough
 def test_regressions_are_marked_and_are_the_exit_status(runs, make_run, tmp_path, capsys):
     earlier = [make_run("old-2", seed=2), make_run("old-gla", seed=3, mixer="gla", right_to_span=20)]
     file = tmp_path / "rows.jsonl"
@@ -86,6 +88,7 @@ def test_regressions_are_marked_and_are_the_exit_status(runs, make_run, tmp_path
     assert main([*words[:3], *words[4:]]) == 0
 
 
+@thorough
 def test_results_of_runs_are_a_baseline_and_what_it_lacks_is_said(runs, make_run, tmp_path):
     earlier = make_run("old", seed=2)
     stored, result = (json.loads((earlier / f"{name}.json").read_text()) for name in ("config", "result"))

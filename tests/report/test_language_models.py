@@ -22,6 +22,7 @@ from linrec.tasks import LanguageModeling
 from linrec.text import CharacterTokenizer
 from linrec.train import LoopConfig, TrainConfig, fit, load_run
 from tests.report.test_write import Page
+from tests.tiers import thorough
 
 SAMPLE = {"text": "a", "prompt": "a newline", "temperature": 0.8, "seed": 0}
 
@@ -53,6 +54,7 @@ def result(folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+@thorough
 def test_perplexities_take_the_place_of_accuracies(made: Path, tmp_path: Path) -> None:
     page = Page(write_report([made / "one", made / "two", made / "tested"], tmp_path))
     losses = {name: result(made / name)["validation"]["loss"] for name in ("one", "two", "tested")}
@@ -75,6 +77,7 @@ def test_perplexities_take_the_place_of_accuracies(made: Path, tmp_path: Path) -
     assert [path.name for path in tmp_path.glob("*.png")] == ["learning_curves.png"]
 
 
+@thorough
 def test_what_was_evaluated_is_shown(made: Path, tmp_path: Path) -> None:
     page = Page(write_report([made / "one", made / "tested"], tmp_path))
     scores = json.loads((made / "one" / "perplexity.json").read_text())["scores"]
@@ -117,6 +120,7 @@ def test_a_sample_is_what_linrec_generate_writes(made: Path, tmp_path: Path, cap
     assert f'<pre class="sample">\n{escape(printable(written))}</pre>' in page
 
 
+@thorough
 def test_a_table_keeps_the_sample_and_runs_without_weights_have_none(made: Path, tmp_path: Path) -> None:
     collect_runs([made / "one", made / "tested"], tmp_path / "tables" / "kept")
     made_from = {}

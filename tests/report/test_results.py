@@ -13,6 +13,7 @@ from linrec.report.over_seeds import format_mean_and_spread
 from linrec.report.page import _means
 from linrec.report.scores import FORMATS
 from linrec.report.stored import read_stored
+from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -35,6 +36,7 @@ def reported() -> set[str]:
     return found
 
 
+@thorough
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_readme_and_docs_have_the_digits_of_reports(page: Path, reported: set[str]) -> None:
     assert set(NUMBER.findall(page.read_text(encoding="utf-8"))) <= reported

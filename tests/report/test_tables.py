@@ -14,6 +14,7 @@ from linrec.report import collect_runs, compare_runs, read_runs, write_report
 from linrec.train import RunFolderError, load_run
 from tests.report.conftest import RunMaker
 from tests.report.test_write import Page
+from tests.tiers import thorough
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ def test_a_table_has_a_line_per_run_with_all_that_the_folder_has(runs: Path, tab
             assert not run.result.keys() & run.about.keys()
 
 
+@thorough
 def test_a_report_from_a_table_is_the_report_from_the_folders(
     runs: Path, table: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_models_of_other_libraries_are_no_runs_and_damaged_runs_are_not_skipped(
         read_runs([runs])
 
 
+@thorough
 def test_a_table_is_a_baseline(runs: Path, table: Path) -> None:
     for baseline in (table, table / "rows.jsonl", table / "arms", runs):
         found = compare_runs([runs / "arms"], [baseline])
@@ -220,6 +223,7 @@ def test_a_table_is_a_baseline(runs: Path, table: Path) -> None:
         assert [each.scores for each in found] == [each.baseline for each in found]
 
 
+@thorough
 def test_the_command_line_collects_and_reports(runs: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "table"
     assert main(["report", "--collect", str(runs), "--out", str(out)]) == 0

@@ -8,6 +8,7 @@ from linrec.errors import DataError
 from linrec.report import write_report
 from linrec.tasks import MemoryHorizon
 from linrec.train import load_run
+from tests.tiers import thorough
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -56,6 +57,7 @@ def report(make_run_once, tmp_path_factory):
     return write_report(folders, tmp_path_factory.mktemp("out") / "new")
 
 
+@thorough
 def test_the_pictures_are_written_and_stored_inside_the_page(report):
     names = {"learning_curves.png", "accuracy_by_span.png", "transitions-data.png", "transitions-fixed.png"}
     assert {path.name for path in report.parent.iterdir()} == names | {"report.html"}
@@ -106,6 +108,7 @@ def test_what_is_missing_is_said(report):
     assert rows["fixed-1"][1:6] == ["1", "–", "0.3000", "30", "–"]
 
 
+@thorough
 def test_the_same_runs_make_the_same_files_and_count_once(make_run, tmp_path):
     folder = make_run("a")
     once = write_report([folder], tmp_path / "once")
@@ -127,6 +130,7 @@ def test_a_run_that_has_just_begun_has_a_report(make_run, tmp_path):
     assert not list(tmp_path.glob("*.png"))
 
 
+@thorough
 def test_a_damaged_checkpoint_is_missing_not_fatal(make_run, tmp_path):
     folder = make_run("a")
     checkpoint = folder / "checkpoint.safetensors"
@@ -177,6 +181,7 @@ def test_a_place_that_cannot_be_written_to_is_one_line(make_run, tmp_path):
         write_report([make_run("a")], tmp_path / "taken")
 
 
+@thorough
 def test_a_report_needs_no_data(make_run, tmp_path, monkeypatch):
     folder = make_run("a")
 

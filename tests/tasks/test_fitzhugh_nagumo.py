@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from linrec.tasks.fitzhugh_nagumo import FitzHughNagumo
+from tests.tiers import thorough
 
 FEW = {"n_train": 2, "n_validation": 2, "n_test": 3}
 
@@ -33,6 +34,7 @@ def test_the_series_is_that_of_the_equations(dt):
         np.testing.assert_allclose(drawn.targets[sample, :, 0], expected[1:], rtol=0, atol=1e-4)
 
 
+@thorough
 def test_smaller_steps_of_integration_change_nothing(monkeypatch):
     start = np.stack([np.linspace(-1, 1, 9), np.zeros(9)])
     task = FitzHughNagumo()

@@ -6,6 +6,7 @@ import torch
 from linrec.models import SequenceClassifierConfig
 from linrec.tasks.listops import ListOps, expression
 from linrec.train import LoopConfig, OptimConfig, TrainConfig, fit, load_run
+from tests.tiers import thorough
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,7 @@ def test_small_trees_have_the_probabilities_of_the_definition(tmp_path):
     assert ((counts - len(first_digit) / 10).abs() < 4 * (len(first_digit) * 0.09) ** 0.5).all()
 
 
+@thorough
 def test_too_few_different_expressions_and_fields_out_of_range_are_refused(tmp_path):
     few = {"n_train": 3, "n_validation": 5, "n_test": 5, "cache": tmp_path}
     # there are ten digits

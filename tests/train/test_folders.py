@@ -30,7 +30,7 @@ from linrec.train import (
 )
 from linrec.train.checkpoint import BEST, CURRENT, Checkpoint, save_best
 from linrec.train.config import config_to_dict
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 from .test_checkpoint import full_disk
 from .test_resume import assert_same_run, crash_at
@@ -63,6 +63,7 @@ def training(config: TrainConfig, folder: Path) -> Iterator[subprocess.Popen[byt
             process.kill()
 
 
+@thorough
 @pytest.mark.parametrize("checkpoint_every", tiered([1], [100]))
 def test_a_second_process_is_told_who_trains_and_a_killed_one_blocks_nobody(
     checkpoint_every: int, tiny: Tiny, tmp_path: Path
@@ -95,6 +96,7 @@ def test_a_run_that_failed_or_ended_holds_no_lock(tiny: Tiny, tmp_path: Path) ->
     fit(tiny(), tmp_path / "run", resume=True)
 
 
+@thorough
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_diverged_before_its_first_checkpoint_starts_again(
     resume: bool, tiny: Tiny, tmp_path: Path
@@ -110,6 +112,7 @@ def test_a_run_that_diverged_before_its_first_checkpoint_starts_again(
     assert_same_run(tmp_path / "straight", tmp_path / "run")
 
 
+@thorough
 @pytest.mark.parametrize("resume", tiered([False], [True]))
 def test_a_disk_that_is_full_at_the_start_leaves_a_folder_that_goes_on(
     resume: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +175,7 @@ def test_a_tokenizer_that_could_not_be_written_is_written_by_the_next(tmp_path: 
         assert (folder / "tokenizer.json").exists()
 
 
+@thorough
 def test_the_best_model_of_an_earlier_start_is_forgotten(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(keep="best", eval_every=2)
     straight = fit(config, tmp_path / "straight")

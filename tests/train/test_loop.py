@@ -32,6 +32,7 @@ from linrec.train.config import config_from_dict, config_to_dict
 from linrec.train.optim import gradient_norm
 from linrec.train.run import RESULT, read_result
 from linrec.train.step import Objective
+from tests.tiers import thorough
 
 from .test_resume import TIMES, assert_same_run, stop_at
 
@@ -85,6 +86,7 @@ def test_the_rebuilt_model_scores_what_the_run_says(tiny: Tiny, tmp_path: Path) 
     assert config.task.score(logits.argmax(-1), split)["accuracy"] == result.test["accuracy"]
 
 
+@thorough
 def test_equal_seeds_give_equal_runs_and_others_do_not(tiny: Tiny, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         fit(tiny(seed=seed), tmp_path / name)
@@ -221,6 +223,7 @@ def test_keeping_the_best_needs_something_to_judge_by(tiny: Tiny, tmp_path: Path
         tiny(keep="beast")
 
 
+@thorough
 def test_a_compiled_run_agrees_with_an_eager_one(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +276,7 @@ def test_a_gradient_that_is_not_finite_pushes_no_good_checkpoint_out(
     assert load_checkpoint(tmp_path).about["step"] == 5
 
 
+@thorough
 def test_a_part_of_the_validation_split_is_watched_and_the_whole_is_scored(
     tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -300,6 +304,7 @@ def test_probes_are_scored_after_the_run_and_older_results_have_none(tiny: Tiny,
     assert read_result(tmp_path / "run").probes == {}
 
 
+@thorough
 def test_every_epoch_of_a_fresh_task_has_samples_of_its_own(tiny: Tiny, tmp_path: Path) -> None:
     task = Copying(length=6, n_copied=2, n_train=40, n_validation=10, n_test=10, fresh=True)
     losses = {}

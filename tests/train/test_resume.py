@@ -24,6 +24,7 @@ from linrec.train import (
 )
 from linrec.train.checkpoint import CURRENT, PREVIOUS
 from linrec.train.interrupt import Interrupt
+from tests.tiers import thorough
 
 from .test_checkpoint import full_disk, truncate
 
@@ -85,6 +86,7 @@ def test_interrupted_and_resumed_equals_straight(
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
 
+@thorough
 def test_muon_resumes_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(optim={"name": "muon"})
     fit(config, tmp_path / "straight")
@@ -94,6 +96,7 @@ def test_muon_resumes_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
 
+@thorough
 def test_a_run_can_be_stopped_many_times(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny()
     fit(config, tmp_path / "straight")
@@ -123,6 +126,7 @@ def test_a_crash_before_the_first_checkpoint_starts_again(tiny: Tiny, tmp_path: 
     assert_same_run(tmp_path / "straight", tmp_path / "crashed")
 
 
+@thorough
 def test_a_truncated_checkpoint_goes_on_from_the_previous(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(checkpoint_every=4)
     fit(config, tmp_path / "straight")
@@ -134,6 +138,7 @@ def test_a_truncated_checkpoint_goes_on_from_the_previous(tiny: Tiny, tmp_path: 
     assert_same_run(tmp_path / "straight", tmp_path / "crashed")
 
 
+@thorough
 def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from linrec.train.optim import make_optimizers
 from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, evaluate, reads_values, train_step
 from tests.mixers.test_interface import OnTheDevice
 from tests.models import test_stack_memory as stacks
+from tests.tiers import thorough
 
 from .conftest import MODEL, TASK
 
@@ -227,6 +228,7 @@ def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:
     assert shown == ["something else"]
 
 
+@thorough
 @pytest.mark.parametrize("mixer", ["hgru", "gla", ("gla", "hgru")])
 def test_equal_blocks_share_one_compilation(mixer: str | tuple[str, ...]) -> None:
     model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=8, d_channel_mixing=8, mixer=mixer))
@@ -320,6 +322,7 @@ def run_without_values(model: LanguageModel, *, with_resets: bool) -> bool:
     return reads_values(model, batch)
 
 
+@thorough
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("make", "name"), WITHOUT_VALUES)
 def test_nothing_in_the_step_of_a_memory_would_be_frozen(
