@@ -10,10 +10,11 @@ import pytest
 
 from tests.browser import browser_page, in_a_browser
 from tests.markdown import ROOT
+from tests.tiers import thorough
 
 pytest.importorskip("material", reason="needs the documentation's tools: pip install 'linrec[docs]'")
 pytest.importorskip("latex2mathml", reason="needs the documentation's tools: pip install 'linrec[docs]'")
-pytestmark = in_a_browser
+pytestmark = [thorough, *in_a_browser]
 # the theme, the extensions and the search of the site, without the pages that are made from the code
 CONFIG = """
 INHERIT: {root}/mkdocs.yml
