@@ -1,7 +1,7 @@
 """Tables for a terminal of 80 columns."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -37,16 +37,27 @@ def plain_table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def shares(profiles: Mapping[str, dict[str, Any]]) -> Table:
-    """Return a column for each profile, by its heading: percent of the time by kind of kernel."""
+def show_profiles(console: Console, models: Sequence[dict[str, Any]], *heading: str) -> None:
+    """Print percent of the time by kind of kernel, where there are profiles.
+
+    Args:
+        console: where to.
+        models: measurements, some of which have a "profile".
+        heading: what of a measurement stands above its column.
+    """
+    profiled = [model for model in models if "kinds" in model.get("profile", {})]
+    if not profiled:
+        return
     table = plain_table()
     table.add_column("")
-    for heading in profiles:
-        table.add_column(heading, justify="right")
+    for model in profiled:
+        table.add_column("\n".join(str(model[name]) for name in heading), justify="right")
+    profiles = [model["profile"] for model in profiled]
     for kind in KINDS:
-        table.add_row(kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles.values()))
-    table.add_row("idle", *(f"{100 * found['idle']:.1f}" for found in profiles.values()))
-    return table
+        table.add_row(kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles))
+    table.add_row("idle", *(f"{100 * found['idle']:.1f}" for found in profiles))
+    console.print("\npercent of the device's time in steps")
+    console.print(table)
 
 
 def _speeds(rows: Sequence[dict[str, Any]]) -> Table:

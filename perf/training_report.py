@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from perf.table import plain_table, shares
+from perf.table import plain_table, show_profiles
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
@@ -44,11 +44,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
     if refused:
         console.print("\nforward alone, where it refuses to train")
         console.print(_beside([(model | model["forward"], model["fla"]["forward"]) for model in refused]))
-    profiled = [model for model in measured if "kinds" in model.get("profile", {})]
-    if profiled:
-        console.print("\npercent of the device's time in replayed steps")
-        profiles = {f"{model['preset']}\n{model['mixer']}": model["profile"] for model in profiled}
-        console.print(shares(profiles))
+    show_profiles(console, measured, "preset", "mixer")
     for model in results["models"]:
         for part in ("", "profile", "fla"):
             missing = model.get(part, {}) if part else model

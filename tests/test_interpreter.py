@@ -26,16 +26,7 @@ def test_kernels_in_the_interpreter(files, tier):
     pytest.importorskip("triton")
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *map(str, files),
-        "-m",
-        tier,
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-m", tier]
+    command += map(str, files)
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr

@@ -12,7 +12,7 @@ from perf.commands.ops import budget_of, yardstick
 from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.decoding import LIMIT, PRECISION, measure_decoding, measure_fla_decoding
 from perf.sizes import MODELS, QUICK, sized
-from perf.table import plain_table, shares
+from perf.table import plain_table, show_profiles
 from perf.training import Windows
 from perf.training_peers import PACKAGES
 
@@ -118,14 +118,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
             else "",
         )
     console.print(table)
-    profiles = {
-        f"{found['model']}\n{found['batch']}": found["profile"]
-        for found in results["models"]
-        if "kinds" in found.get("profile", {})
-    }
-    if profiles:
-        console.print("\npercent of the device's time in replayed steps")
-        console.print(shares(profiles))
+    show_profiles(console, results["models"], "model", "batch")
     for found in results["models"]:
         for of, part in (("", found), (", flash-linear-attention", found.get("fla", {}))):
             if "missing" in part:

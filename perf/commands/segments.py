@@ -11,7 +11,7 @@ from rich.console import Console
 from linrec.errors import unknown
 from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.segments import BASE, PEER, QUICK, WAYS, measure_segments, variants
-from perf.table import plain_table, shares
+from perf.table import plain_table, show_profiles
 from perf.training import Windows
 
 
@@ -89,14 +89,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
             f"{found['first_seconds']:.1f}",
         )
     console.print(table)
-    profiles = {
-        f"{found['model']}\n{found['way']}": found["profile"]
-        for found in results["models"]
-        if "kinds" in found.get("profile", {})
-    }
-    if profiles:
-        console.print("\npercent of the device's time")
-        console.print(shares(profiles))
+    show_profiles(console, results["models"], "model", "way")
     for found in results["models"]:
         for part in (found, found.get("profile", {})):
             if "missing" in part:
