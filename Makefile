@@ -63,7 +63,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[test]'
 	touch $@
 
-$(VENV)/.installed-docs: $(VENV)/.installed
+# the reference imports every module, and so needs what the tests need
+$(VENV)/.installed-docs: $(VENV)/.installed-test
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[docs]'
 	touch $@
 
