@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ def test_a_peer_is_shown_beside_it(tmp_path, monkeypatch, capsys):
     class Peer(torch.nn.Module):
         def generate(self, prompt, *, max_new_tokens, min_new_tokens, **options):
             assert prompt.shape == (3, 4) and max_new_tokens == min_new_tokens
+            # 64 tokens more must take some time
+            time.sleep(max_new_tokens / 1000)
             asked.append(max_new_tokens)
 
     asked = []
