@@ -73,7 +73,7 @@ LONG_OF_MIXERS = {
     "sru": 256,
     "srwm": 256,
 }
-LONG_OF_MIXERS |= dict.fromkeys((*variants.NONLINEAR, *variants.SEGMENTED), 256)
+LONG_OF_MIXERS |= dict.fromkeys(variants.NONLINEAR, 256) | dict.fromkeys(variants.SEGMENTED, 1024)
 LONG_OF_MODES = {"attention": 1024}
 # the normaliser may come near zero within many steps: gradients of 130 lose the last digits of float32
 ILL_CONDITIONED = {("mlstm", "exponential")}
@@ -122,9 +122,7 @@ def lengths_of_mixers() -> list[Any]:
     """Lengths around chunks of 64 steps, where steps are no loop in Python; in the first tier one."""
     loops = {*variants.NONLINEAR, *variants.SEGMENTED}
     first = [(name, variants.cases(name)[0][1], 65) for name in mixers.names() if name not in loops]
-    lengths = {name: (2, 65) if name in loops else (2, 63, 64, 65, 1000) for name in mixers.names()}
-    cases = [(*case, time) for case in variants.cases() for time in lengths[case[0]]]
-    return tiered(first, cases)
+    return tiered(first, [(*case, time) for case in variants.cases() for time in (2, 63, 64, 65, 1000)])
 
 
 @pytest.mark.parametrize(("name", "variant", "time"), lengths_of_mixers())
@@ -420,6 +418,18 @@ def slower(listed: list[Any], slow: Callable[[Backend], bool]) -> list[Any]:
     return [pytest.param(*c.values, marks=m, id=c.id) for c, m in zip(listed, marks, strict=True)]
 
 
+def shortened(listed: list[Any]) -> list[Any]:
+    """Add whether sequences are short, as those of loops are in the first tier, and in the second not."""
+    cases = []
+    for case in listed:
+        name, entry = case.values
+        cases.append(pytest.param(name, entry, is_loop(entry), marks=case.marks, id=case.id))
+        if is_loop(entry):
+            marks = [*case.marks, thorough]
+            cases.append(pytest.param(name, entry, False, marks=marks, id=f"{case.id}-long"))
+    return cases
+
+
 def is_reference(entry: Backend) -> bool:
     return entry.name == "reference"
 
@@ -439,11 +449,8 @@ def is_slow(entry: Backend) -> bool:
 
 
 every_entry = pytest.mark.parametrize(("name", "entry"), slower(entries(), is_smoother))
-every_fast_entry = pytest.mark.parametrize(("name", "entry"), entries(reference=False))
+every_fast_entry = pytest.mark.parametrize(("name", "entry", "short"), shortened(entries(reference=False)))
 every_entry_with_gradients = pytest.mark.parametrize(("name", "entry"), entries(differentiable=True))
-every_fast_entry_with_gradients = pytest.mark.parametrize(
-    ("name", "entry"), entries(reference=False, differentiable=True)
-)
 
 
 def operators_of(folder: str) -> dict[str, Callable[..., Any]]:
@@ -500,15 +507,15 @@ def agree(name: str, entry: Backend, time: int, *, options: dict[str, Any], **ar
 
 
 @every_fast_entry
-def test_every_entry_agrees_with_the_float64_reference(name, entry):
+def test_every_entry_agrees_with_the_float64_reference(name, entry, short):
     for case in cases_of(name, entry):
-        for time in (1, 9) if is_loop(entry) else TIMES:
+        for time in (1, 9) if short else TIMES:
             agree(name, entry, time, options={}, seed=time, **case)
 
 
 @every_fast_entry
-def test_every_entry_agrees_under_options(name, entry):
-    time = 9 if is_loop(entry) else 65
+def test_every_entry_agrees_under_options(name, entry, short):
+    time = 9 if short else 65
     reset = {"reset": reset_mask(2, time, rate=3 / time)}
     for case in cases_of(name, entry):
         for options in ({}, *OPERATORS[name].options.values()):
@@ -524,12 +531,12 @@ def test_every_entry_agrees_over_long_sequences(name, entry, most):
     agree(name, entry, time, options=options, **cases_of(name, entry)[0])
 
 
-@every_entry
-def test_every_entry_agrees_in_every_dtype(name, entry):
+@pytest.mark.parametrize(("name", "entry", "short"), shortened(slower(entries(), is_smoother)))
+def test_every_entry_agrees_in_every_dtype(name, entry, short):
     case = cases_of(name, entry)[0]
     # there are no complex numbers in half precision
     for dtype in (torch.float64, *([] if "complex_qk" in case else [torch.bfloat16, torch.float16])):
-        agree(name, entry, 9 if is_loop(entry) else 65, options={}, **case | {"dtype": dtype})
+        agree(name, entry, 9 if short else 65, options={}, **case | {"dtype": dtype})
 
 
 def over_time(
@@ -578,13 +585,13 @@ def test_laws_of_operators(name, entry):
         testing.check_layout(function, x)
 
 
-@pytest.mark.parametrize(("name", "entry"), slower(entries(differentiable=True), is_slow))
-def test_nothing_passes_a_reset(name, entry):
+@pytest.mark.parametrize(("name", "entry", "short"), shortened(slower(entries(differentiable=True), is_slow)))
+def test_nothing_passes_a_reset(name, entry, short):
     if not takes_resets(name, entry):
         pytest.skip("it refuses resets")
     # several chunks, and for scans blocks of blocks
-    looped = is_loop(entry) or entry.name == "reference"
-    time = 17 if looped else 530 if name == "scan" else 150
+    whole = 33 if entry.name == "reference" else 530 if name == "scan" else 150
+    time = 17 if short else whole
     testing.check_isolation(*over_time(name, entry, time))
 
 

@@ -26,7 +26,7 @@ MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
     "rwkv5": ("rwkv5", {"zero_init": False}),
     "rwkv6": ("rwkv6", {"zero_init": False}),
 }
-# one of each operator and kind of state, and what is listed above beside the defaults
+# of each family, and what is listed above beside the defaults
 FIRST = [name for name in MIXERS if name in OF_FAMILIES or name not in mixers.names()]
 
 

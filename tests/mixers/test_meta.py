@@ -17,7 +17,7 @@ def outcomes(name: str, variant: str, device: str) -> list[Any]:
     with torch.device(device):
         mixer = mixers.build(name, WIDTH, **variants.arguments(name, variant))
         found, state, total = [], None, 0
-        for time in (6, 1, 3):
+        for time in (20, 1, 3):
             x = torch.zeros(2, time, WIDTH, requires_grad=True)
             reset = torch.zeros(2, time, dtype=torch.bool) if time > 1 else None
             times = {"dt": torch.ones(2, time)} if mixer.takes_dt and time > 1 else {}

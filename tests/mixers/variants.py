@@ -844,7 +844,7 @@ OF_FAMILIES = (
     "gru",
     "srwm",
 )
-"""A mixer of each operator and of each kind of state."""
+"""One or two mixers of each family."""
 
 
 def of_families() -> list[Any]:
