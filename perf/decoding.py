@@ -60,6 +60,8 @@ def measure_decoding(
         none.
     """
     release(device)
+    # compilations of the models before count against a limit
+    torch.compiler.reset()
     try:
         with torch.device(device):
             model = LanguageModel(config).eval()

@@ -55,15 +55,17 @@ def variants(shape: Shape) -> dict[str, str]:
     """Return the models, as `linrec bench --mixers` takes them, by name."""
     n, heads = f"segment_length={shape.segment}", f"n_heads={shape.n_heads}"
     xl = f"transformer_xl({n}, {heads})"
+    # 41 channels of the base model's heads have no pairs for rotary positions
+    plain = f"{heads}, positions='none'"
     return {
         "transformer_xl": xl,
         "enhanced_recurrence": f"{xl}@enhanced_recurrence({n})",
         "compressive_transformer": f"compressive_transformer({n}, {heads}, compression_rate=3)",
         "block_recurrent": f"block_recurrent({n}, {heads})",
         "block_state": f"block_state({n}, {heads})",
-        "infini_attention": f"infini_attention({n}, {heads})",
-        "recurrent_memory": f"attention({heads})@recurrent_memory({n}, detach='segment')",
-        "memformer": f"attention({heads})@memformer({n}, detach='segment')",
+        "infini_attention": f"infini_attention({n}, {plain})",
+        "recurrent_memory": f"attention({plain})@recurrent_memory({n}, detach='segment')",
+        "memformer": f"attention({plain})@memformer({n}, detach='segment')",
     }
 
 

@@ -10,7 +10,7 @@ from linrec.models import LanguageModel
 from perf.__main__ import main
 from perf.commands.segments import show
 from perf.kernels import KINDS
-from perf.segments import QUICK, make, variants
+from perf.segments import BASE, QUICK, make, variants
 from tests.tiers import thorough
 
 
@@ -43,6 +43,14 @@ def test_a_step_reads_the_memory_of_the_step_before(name):
     tokens = torch.randint(9, (2, QUICK.segment))
     logits, state = model(tokens)
     assert (model(tokens, state)[0] - logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", variants(BASE))
+def test_models_of_the_base_shape_have_its_width(name):
+    with torch.device("meta"):
+        model = make(name, BASE)
+    assert isinstance(model, LanguageModel)
+    assert model.embedding.weight.shape == (BASE.vocab_size, BASE.d_model)
 
 
 @pytest.mark.gpu

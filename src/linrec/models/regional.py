@@ -19,8 +19,8 @@ __all__ = ["compiling", "with_parts_compiled"]
 def compiling() -> Iterator[None]:
     """Let blocks of equal structure share one compilation within the context, and save little for backward.
 
-    By default torch compiles a module again for each value of an integer attribute, such as the number of a
-    layer, and gives up after eight times.
+    By default torch compiles a module again for each value of an integer attribute, and gives up after eight
+    times. Here an attribute `layer`, the number of a layer in its stack, may vary, also with `dynamic=False`.
 
     By default torch also saves every elementwise result that a matrix product of the backward pass reads:
     outputs of norms, products of gates, weights in half precision. A kernel of the backward pass can compute
@@ -28,9 +28,10 @@ def compiling() -> Iterator[None]:
     them again takes a kernel per weight.
     """
     shared = torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64)
+    numbered = torch.compiler.config.patch(dynamic_sources=r".*\.layer$")
     frugal = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
     casts = torch._inductor.config.patch(joint_custom_pre_pass=_saving_casts())
-    with shared, frugal, casts:
+    with shared, numbered, frugal, casts:
         yield
 
 
