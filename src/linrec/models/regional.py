@@ -28,7 +28,7 @@ def compiling() -> Iterator[None]:
     them again takes a kernel per weight.
     """
     shared = torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64)
-    numbered = torch.compiler.config.patch(dynamic_sources=r".*\.layer$")
+    numbered = torch.compiler.config.patch(dynamic_sources=r".*\.layer$")  # type: ignore[attr-defined]
     frugal = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
     casts = torch._inductor.config.patch(joint_custom_pre_pass=_saving_casts())
     with shared, numbered, frugal, casts:
