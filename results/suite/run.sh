@@ -87,6 +87,15 @@ adding-2000() {
 copying-1000() {
   suite dynamics copying-1000 --tasks copying-1000 --parameters 58815 --mixers "exp_rnn(init='henaff')" lstm
 }
+# parity of events at irregular times
+event-xor() {
+  local rate
+  for rate in 0.001 0.005; do
+    suite dynamics "event-xor-$rate" --tasks event-xor-dt --parameters 100600 --lrs "$rate" --mixers \
+      "cfc(mixed_memory=True)" cfc gru_d
+    suite dynamics "event-xor-$rate" --tasks event-xor --parameters 100600 --lrs "$rate" --mixers cfc gru
+  done
+}
 # long sequences, and noise in tests alone; IMAGES is the folder of Fashion-MNIST
 permuted-fashion-mnist() {
   suite dynamics permuted-fashion-mnist --tasks permuted-fashion-mnist --parameters 299000 --lrs 0.004 \
@@ -98,7 +107,7 @@ permuted-fashion-mnist() {
 questions=("$@")
 ((${#questions[@]})) ||
   questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad mad-gate-loop segments
-    fitzhugh-nagumo adding-2000 copying-1000)
+    segments-far fitzhugh-nagumo adding-2000 copying-1000 event-xor)
 for question in "${questions[@]}"; do
   "$question"
 done
