@@ -1,6 +1,7 @@
 """The same training step with flash-linear-attention's models, imported only when asked for."""
 
 import functools
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -28,8 +29,8 @@ def fla_model(model: Model, size: Size, *, use_cache: bool = False) -> nn.Module
     if model.fla is None:
         raise UnsuitedError("has no such model")
     name, arguments = model.fla
-    if name.startswith("Mamba"):
-        # without them, the layers of fla loop over time in Python
+    if name.startswith("Mamba") and importlib.util.find_spec("mamba_ssm") is None:
+        # the layers of fla have no kernels of their own for it
         raise UnsuitedError("needs the kernels of mamba-ssm")
     from fla import models
     from transformers import AutoModelForCausalLM

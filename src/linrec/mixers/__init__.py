@@ -7,6 +7,7 @@ is adding a file. The first entry of the file's `__all__` is the mixer's class.
 import importlib
 import inspect
 import pkgutil
+import sys
 from typing import Any
 
 from linrec.errors import unknown
@@ -41,10 +42,11 @@ def get(name: str) -> type[Mixer]:
     """
     if ":" in name:
         return _imported(*name.split(":", 1))
-    module_name = name.replace("-", "_")
-    if module_name not in names():
+    file = name.replace("-", "_")
+    # to look through the folder takes milliseconds
+    if f"{__name__}.{file}" not in sys.modules and file not in names():
         raise unknown("mixer", name, names())
-    module = importlib.import_module(f"{__name__}.{module_name}")
+    module = importlib.import_module(f"{__name__}.{file}")
     return getattr(module, module.__all__[0])
 
 

@@ -123,15 +123,18 @@ def _piece(logits: Tensor, targets: Tensor, cap: float | None) -> tuple[Tensor, 
     """Loss, predictions, and the gradient of the loss for the logits before the cap, in their own dtype."""
     wide = soft_cap(_wide(logits), cap)
     top, predictions = wide.max(-1, keepdim=True)
-    exps = (wide - top).exp()
-    total = exps.sum(-1, keepdim=True)
     valid = (targets != IGNORED)[:, None]
     place = targets.clamp(min=0)[:, None]
-    loss = torch.where(valid, total.log() + top - wide.gather(-1, place), 0).sum()
+    given = wide.gather(-1, place)
+    slope = None if cap is None else 1 - (wide / cap).square()
+    # in place: a tensor of all logits of a piece takes 1 GiB
+    exps = wide.sub_(top).exp_()
+    total = exps.sum(-1, keepdim=True)
+    loss = torch.where(valid, total.log() + top - given, 0).sum()
     hit = torch.arange(logits.shape[-1], device=logits.device) == place
-    dlogits = torch.where(valid, exps / total - hit.to(wide.dtype), 0)
-    if cap is not None:
-        dlogits = dlogits * (1 - (wide / cap).square())
+    dlogits = exps.div_(total).add_(hit, alpha=-1).masked_fill_(~valid, 0)
+    if slope is not None:
+        dlogits.mul_(slope)
     return loss, predictions[:, 0], dlogits.to(logits.dtype)
 
 
