@@ -89,11 +89,13 @@ copying-1000() {
 }
 # parity of events at irregular times
 event-xor() {
-  local rate
-  for rate in 0.001 0.005; do
-    suite dynamics "event-xor-$rate" --tasks event-xor-dt --parameters 100600 --lrs "$rate" --mixers \
+  local name
+  for name in event-xor event-xor-faster; do
+    local rate=0.001
+    [ "$name" = event-xor ] || rate=0.005
+    suite dynamics "$name" --tasks event-xor-dt --parameters 100600 --lrs "$rate" --mixers \
       "cfc(mixed_memory=True)" cfc gru_d
-    suite dynamics "event-xor-$rate" --tasks event-xor --parameters 100600 --lrs "$rate" --mixers cfc gru
+    suite dynamics "$name" --tasks event-xor --parameters 100600 --lrs "$rate" --mixers cfc gru
   done
 }
 # long sequences, and noise in tests alone; IMAGES is the folder of Fashion-MNIST

@@ -77,6 +77,17 @@ def test_the_reversible_backward_pass_saves_no_states():
     assert saved(loop, 80) - saved(loop, 40) > 3 * growth
 
 
+def test_compiled_loops_of_many_steps_rebuild_their_states_too():
+    torch.compiler.reset()
+    mixer = make(reversible=True)
+    compiled = torch.compile(mixer, backend="eager", dynamic=False)
+    assert saved(compiled, 80) - saved(compiled, 40) == saved(mixer, 80) - saved(mixer, 40)
+    x, start = inputs(40)
+    (y, state), expected = compiled(x, start), mixer(x, start)
+    assert_agree((y, state), expected)
+    assert_agree(torch.autograd.grad(y.sum(), mixer.w), torch.autograd.grad(expected[0].sum(), mixer.w))
+
+
 def test_the_reversible_backward_pass_saves_the_states_before_resets():
     reset = torch.zeros(2, 40, dtype=torch.bool)
     mixer = make(reversible=True)

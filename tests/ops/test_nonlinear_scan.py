@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from linrec.ops import nonlinear_scan, scan
+from linrec.mixers import build
+from linrec.ops import newton_options, nonlinear_scan, scan
 from linrec.ops.nonlinear_scan import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.linear import smoothed
 from linrec.testing import assert_agree, generator
@@ -45,6 +46,40 @@ def test_whole_jacobians_take_fewer_iterations_than_diagonals():
     x, W = inputs(200)
     counts = [iterations(mode, elman, x, W)[1] for mode in NEWTON]
     assert counts[0] < 10 < min(counts[1:]) and max(counts) < 60
+
+
+def cubic(h: Tensor, x: Tensor) -> Tensor:
+    return h + 0.1 * (x - h**3)
+
+
+def test_damping_keeps_iterations_where_the_cell_contracts():
+    x = 1 + inputs(300)[0]
+    y, count = iterations("damped", cubic, x)
+    assert_agree(y, nonlinear_scan(cubic, x)[0])
+    assert count < 30
+    for mode in NEWTON[:2]:
+        assert iterations(mode, cubic, x, max_iterations=300)[1] > 3 * count
+
+
+def test_options_reach_the_calls_of_mixers_and_nest():
+    mixer, x = build("elman", 4, mode="newton"), torch.randn(2, 60, 4)
+    expected, _ = build_like(mixer, "recurrent")(x)
+    with newton_options(max_iterations=1):
+        with pytest.raises(ConvergenceError, match=r"after 1 iterations .* `linrec.ops.newton_options`"):
+            mixer(x)
+        with newton_options(otherwise="recurrent"):
+            assert_agree(mixer(x)[0], expected)
+        # an argument of the call is left as it is
+        nonlinear_scan(elman, *inputs(20), mode="newton", max_iterations=50)
+    assert_agree(mixer(x)[0], expected)
+    with pytest.raises(ValueError, match="`tolerance` must be positive"), newton_options(tolerance=0.0):
+        pass
+
+
+def build_like(mixer: nn.Module, mode: str) -> nn.Module:
+    found = build("elman", 4, mode=mode)
+    found.load_state_dict(mixer.state_dict())
+    return found
 
 
 @pytest.mark.parametrize("mode", NEWTON)

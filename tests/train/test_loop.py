@@ -209,6 +209,16 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(tiny: Tiny, tmp_path: 
     assert fit(config, tmp_path, resume=True) == result
 
 
+def test_a_language_model_does_not_see_the_tokens_that_it_predicts(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a rose is a rose\n" * 20)
+    task = LanguageModeling(path=str(tmp_path / "text.txt"), length=8, cache=str(tmp_path / "cache"))
+    model = dataclasses.replace(
+        tiny().model, vocab_size=256, n_outputs=256, mixer="attention", mixer_args={"causal": False}
+    )
+    with pytest.raises(ConfigError, match="the mixer 'attention' sees later tokens"):
+        fit(dataclasses.replace(tiny(), task=task, model=model), tmp_path / "run")
+
+
 def test_keeping_the_best_needs_something_to_judge_by(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(keep="best")
     (tmp_path / "text.txt").write_text("a rose is a rose\n" * 20)

@@ -21,7 +21,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide, without_autocast
-from linrec.ops.nonlinear_scan import nonlinear_scan
+from linrec.ops.nonlinear_scan import leaves_graph, nonlinear_scan
 from linrec.rules import at_least, positive, require
 
 __all__ = ["UnICORNN"]
@@ -44,8 +44,9 @@ class UnICORNN(Mixer):
 
     `mode` is that of `linrec.ops.nonlinear_scan`. With `reversible`, the backward pass stores V x, the last
     state and the states before resets, and no others. Rounding errors of the rebuilt states grow with the
-    length. A call with `reset` then waits for the device to read the flags. Programs of `torch.compile` and
-    `torch.export` store all states.
+    length. A call with `reset` then waits for the device to read the flags. `torch.export` stores all states,
+    and so does `torch.compile` where there is a `reset` or a sequence of up to 32 steps; longer loops are
+    graph breaks.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
@@ -103,10 +104,9 @@ class UnICORNN(Mixer):
         step = self.dt * torch.sigmoid(self.c)
         Vx = self.V(x)
         if self.reversible and not torch.compiler.is_compiling():
-            refuse_split_time("unicornn")
-            with without_autocast(x.device.type):
-                y, state = _Reversible.apply(self.alpha, reset, *map(wide, (Vx, self.w, step, start)))
-            return y.to(x.dtype), state
+            return self._rebuilt(Vx, step, start, reset)
+        if self.reversible and reset is None and leaves_graph(Vx, self.mode):
+            return torch.compiler.disable(self._rebuilt)(Vx, step, start, None)
         zy, state = nonlinear_scan(self._cell, Vx, (self.w, step), state=start, reset=reset, mode=self.mode)
         return zy[..., 1], state
 
@@ -115,6 +115,14 @@ class UnICORNN(Mixer):
         z, y = zy.unbind(-1)
         z = z - step * (torch.tanh(w * y + Vx) + self.alpha * y)
         return torch.stack([z, y + step * z], -1)
+
+    def _rebuilt(
+        self, Vx: Tensor, step: Tensor, start: Tensor, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        refuse_split_time("unicornn")
+        with without_autocast(Vx.device.type):
+            y, state = _Reversible.apply(self.alpha, reset, *map(wide, (Vx, self.w, step, start)))
+        return y.to(Vx.dtype), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model, 2)."""

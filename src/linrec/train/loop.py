@@ -20,7 +20,7 @@ from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.models.regional import compiling
 from linrec.ops.nonlinear_scan import OPERATOR, ConvergenceError
-from linrec.tasks import Batch, ProbedTask, ResizableTask, Source, Task
+from linrec.tasks import Batch, LanguageModeling, ProbedTask, ResizableTask, Source, Task
 from linrec.train.checkpoint import (
     check_state,
     check_weights,
@@ -175,6 +175,7 @@ def _fit(
     if init is not None:
         _start_from(init, model)
     if isinstance(model, LanguageModel):
+        _check_causal(task, model)
         model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
     objective: Any = Objective(model)
@@ -383,6 +384,19 @@ def _check_times(task: Task, config: ModelConfig | SequenceClassifierConfig) -> 
             f"`with_dt` of the task needs mixers that take irregular steps; {others[0]!r} does not. Leave "
             "--task.with-dt out: the time is a feature too."
         )
+
+
+def _check_causal(task: Task, model: LanguageModel) -> None:
+    """Raise ConfigError if a mixer sees the tokens that the task asks for."""
+    if not isinstance(task, LanguageModeling):
+        return
+    for name, mixer in zip(model.config.mixer_pattern, model.mixers, strict=False):
+        # a mixer without a state sees later steps
+        if mixer.state_size == 0:
+            raise ConfigError(
+                "a language model predicts each token from the tokens before it, but with these arguments the "
+                f"mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose another."
+            )
 
 
 def _start_from(init: nn.Module, model: nn.Module) -> None:

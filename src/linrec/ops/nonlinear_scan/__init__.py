@@ -12,14 +12,15 @@ from linrec.ops.core.precision import REAL, accumulation
 from linrec.ops.nonlinear_scan.adjoint import adjoint, pays, takes
 from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.newton import newton
+from linrec.ops.nonlinear_scan.options import OPTIONS, newton_options
 from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, recurrent
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import choice, require
 
 # steps of a loop that torch.compile unrolls
 UNROLLED = 32
 
-__all__ = ["OPERATOR", "Convergence", "ConvergenceError", "nonlinear_scan"]
+__all__ = ["OPERATOR", "Convergence", "ConvergenceError", "newton_options", "nonlinear_scan"]
 
 
 def _canonical(given: NonlinearScan) -> NonlinearScan:
@@ -43,10 +44,6 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
         f"`guess` must have the shape of y, {shape}; got "
         f"{None if given.guess is None else tuple(given.guess.shape)}. Pass the y of an earlier call.",
     )
-    positive(tolerance=given.tolerance, or_none=True)
-    positive(damping=given.damping)
-    at_least(1, max_iterations=given.max_iterations, or_none=True)
-    choice(("error", "recurrent"), otherwise=given.otherwise)
     choice(("auto", "adjoint", "autograd"), gradient=given.gradient)
     return given
 
@@ -134,8 +131,8 @@ def nonlinear_scan(
     diagonal: Cell | None = None,
     tolerance: float | None = None,
     max_iterations: int | None = None,
-    damping: float = 0.1,
-    otherwise: str = "error",
+    damping: float | None = None,
+    otherwise: str | None = None,
     convergence: Convergence | None = None,
     gradient: str = "auto",
     mode: str = "auto",
@@ -167,7 +164,8 @@ def nonlinear_scan(
     `otherwise="recurrent"`, which chooses by values.
 
     The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives, no `vmap` and no
-    `torch.export`. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
+    `torch.export`. `newton_options` changes what None means for the options of Newton's method, also for
+    calls of mixers. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
     that do not converge are NaN, and `convergence` has the residual.
 
     Args:
@@ -186,8 +184,9 @@ def nonlinear_scan(
             relative to 1 + |h_t|, with |h_t| the largest entry of the last axis. None means 2e-6 in float32
             and 1e-11 in float64.
         max_iterations: None means 100. Under `torch.compile`, it means 12 with "newton" and 30 otherwise.
-        damping: weight of the distance to the last iteration in "damped".
-        otherwise: if the iterations do not converge, "error", or "recurrent" for the loop.
+        damping: weight of the distance to the last iteration in "damped". None means 0.001.
+        otherwise: if the iterations do not converge, "error", or "recurrent" for the loop. None means
+            "error".
         convergence: takes the number of iterations and the residual of the call.
         gradient: of the loop: "adjoint", "autograd", or "auto", which is "adjoint" for long sequences on CUDA
             if a trial on two steps accepts the cell, and "autograd" otherwise.
@@ -216,7 +215,8 @@ def nonlinear_scan(
         >>> bool((y - parallel).abs().max() < 1e-5)
         True
     """
-    apart = leaves_graph(x, mode, otherwise)
+    options = OPTIONS[-1].or_given(tolerance, max_iterations, damping, otherwise)
+    apart = leaves_graph(x, mode, options.otherwise)
     given = NonlinearScan(
         cell,
         x,
@@ -225,10 +225,10 @@ def nonlinear_scan(
         reset,
         guess,
         diagonal,
-        tolerance,
-        max_iterations,
-        damping,
-        otherwise,
+        options.tolerance,
+        options.max_iterations,
+        options.damping,
+        options.otherwise,
         convergence,
         gradient,
         apart,

@@ -1,0 +1,85 @@
+"""Options of Newton's iterations, and a context that sets them for calls of mixers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from linrec.rules import at_least, choice, positive
+
+__all__ = ["OPTIONS", "NewtonOptions", "newton_options"]
+
+
+@dataclass(frozen=True)
+class NewtonOptions:
+    """Options of `linrec.ops.nonlinear_scan` by the names of its arguments.
+
+    Raises:
+        ValueError: a number is out of range, or there is no such choice; the message names the nearest.
+    """
+
+    tolerance: float | None = None
+    max_iterations: int | None = None
+    damping: float = 0.001
+    otherwise: str = "error"
+
+    def __post_init__(self) -> None:
+        positive(tolerance=self.tolerance, or_none=True)
+        at_least(1, max_iterations=self.max_iterations, or_none=True)
+        positive(damping=self.damping)
+        choice(("error", "recurrent"), otherwise=self.otherwise)
+
+    def or_given(
+        self,
+        tolerance: float | None,
+        max_iterations: int | None,
+        damping: float | None,
+        otherwise: str | None,
+    ) -> "NewtonOptions":
+        """Return these options, replaced by the arguments that are not None."""
+        return NewtonOptions(
+            self.tolerance if tolerance is None else tolerance,
+            self.max_iterations if max_iterations is None else max_iterations,
+            self.damping if damping is None else damping,
+            self.otherwise if otherwise is None else otherwise,
+        )
+
+
+# the last entry holds
+OPTIONS = [NewtonOptions()]
+
+
+@contextmanager
+def newton_options(
+    *,
+    tolerance: float | None = None,
+    max_iterations: int | None = None,
+    damping: float | None = None,
+    otherwise: str | None = None,
+) -> Iterator[None]:
+    """Set options of Newton's method for calls within that leave them out, such as those of mixers.
+
+    Backward passes belong within too, because checkpoints run layers again. Contexts nest: an option that the
+    inner context leaves out is that of the outer context.
+
+    Args:
+        tolerance: see `linrec.ops.nonlinear_scan`, also for the other arguments.
+        max_iterations: the largest number of iterations.
+        damping: weight of the distance to the last iteration in the mode "damped".
+        otherwise: "error", or "recurrent" for the loop where the iterations do not converge.
+
+    Raises:
+        ValueError: a number is out of range, or there is no such choice.
+
+    Example:
+        >>> import torch
+        >>> from linrec.mixers import build
+        >>> mixer = build("elman", 8, mode="newton")
+        >>> with newton_options(max_iterations=1, otherwise="recurrent"):
+        ...     y, state = mixer(torch.randn(1, 50, 8))
+    """
+    # not a context variable: checkpoints run layers again in threads of autograd
+    OPTIONS.append(OPTIONS[-1].or_given(tolerance, max_iterations, damping, otherwise))
+    try:
+        yield
+    finally:
+        OPTIONS.pop()
