@@ -394,8 +394,9 @@ def _check_causal(task: Task, model: LanguageModel) -> None:
         # a mixer without a state sees later steps
         if mixer.state_size == 0:
             raise ConfigError(
-                "a language model predicts each token from the tokens before it, but with these arguments the "
-                f"mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose another."
+                "a language model predicts each token from the tokens before it, but with these arguments "
+                f"the mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose "
+                "another mixer."
             )
 
 
