@@ -23,12 +23,13 @@ from perf.timing import Budget, Timing, measure, time_once
 
 CHECKED_STEPS = 256
 CHECKED = f"h and the gradients of x and the weights, {CHECKED_STEPS} steps, against the loop in float64"
-LOOP, ADJOINT, NEWTON, QUASI = "loop", "adjoint", "newton", "quasi_newton"
+LOOP, ADJOINT, NEWTON, QUASI, DAMPED = "loop", "adjoint", "newton", "quasi_newton", "damped"
 METHODS: dict[str, dict[str, Any]] = {
     LOOP: {"mode": "recurrent", "gradient": "autograd"},
     ADJOINT: {"mode": "recurrent", "gradient": "adjoint"},
     NEWTON: {"mode": NEWTON},
     QUASI: {"mode": QUASI},
+    DAMPED: {"mode": DAMPED},
 }
 LAYERS: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 NAMES = (*METHODS, *LAYERS)
@@ -181,7 +182,7 @@ def measure_nonlinear(row: NonlinearRow, device: torch.device, budget: Budget) -
                 entry[one]["ratio"] = entries[LOOP][one]["ms"]["median"] / entry[one]["ms"]["median"]
     iterations = {
         method: {f"x{gain}": _iterations(row, inputs, method, gain) for gain in GAINS}
-        for method in (NEWTON, QUASI)
+        for method in (NEWTON, QUASI, DAMPED)
     }
     release(device)
     passes = {one: {name: entries[name][one] for name in NAMES} for one in PASSES}

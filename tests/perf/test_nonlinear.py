@@ -61,9 +61,9 @@ def test_rows_of_a_gpu_and_what_they_leave_out():
         for name in ("lem-n16-t1000", "lem-n64-t1000", "tanh-n64-t10000")
     }
     assert taken == {
-        "lem-n16-t1000": ["loop", "adjoint", "newton", "quasi_newton"],
-        "lem-n64-t1000": ["loop", "adjoint", "quasi_newton"],
-        "tanh-n64-t10000": ["adjoint", "newton", "quasi_newton"],
+        "lem-n16-t1000": ["loop", "adjoint", "newton", "quasi_newton", "damped"],
+        "lem-n64-t1000": ["loop", "adjoint", "quasi_newton", "damped"],
+        "tanh-n64-t10000": ["adjoint", "newton", "quasi_newton", "damped"],
     }
 
 
