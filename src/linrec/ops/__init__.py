@@ -17,7 +17,6 @@ from linrec.ops.long_conv import long_conv as long_conv
 from linrec.ops.long_conv import vandermonde_kernel as vandermonde_kernel
 from linrec.ops.nonlinear_scan import Convergence as Convergence
 from linrec.ops.nonlinear_scan import ConvergenceError as ConvergenceError
-from linrec.ops.nonlinear_scan import newton_options as newton_options
 from linrec.ops.nonlinear_scan import nonlinear_scan as nonlinear_scan
 from linrec.ops.scan import scan as scan
 from linrec.ops.selective_scan import selective_scan as selective_scan

@@ -60,6 +60,6 @@ def not_converged(iterations: int, residual: float) -> ConvergenceError:
     return ConvergenceError(
         f"Newton's iterations must reach the tolerance; after {iterations} iterations the residual is "
         f"{residual:.3g} times the tolerance. Pass a larger `max_iterations`, another mode, or "
-        "`otherwise='recurrent'` for the exact loop in its place. `linrec.ops.newton_options` passes them to "
-        "the calls of mixers."
+        "`otherwise='recurrent'` for the exact loop in its place; to the calls of mixers, by "
+        "`linrec.ops.nonlinear_scan.newton_options`."
     )
