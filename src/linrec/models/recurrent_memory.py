@@ -28,7 +28,8 @@ class RecurrentMemory(StackMemory):
     In the decoder form the stack is causal. It reads the memory tokens first, so all steps of the segment see
     them. At the boundary it reads the memory tokens again; their outputs have seen the whole segment, and are
     the next memory. Every segment starts from the blocks' own initial state, so only the memory tokens pass
-    from segment to segment. Any mixer with a state works in the stack.
+    from segment to segment. Any mixer with a state works in the stack. The paper also combines
+    memory tokens with Transformer-XL's cache, which is left out: no cache of the segment before passes.
 
     In the encoder form the stack sees the whole segment at once, and the next memory is the output of the
     memory tokens at the front.

@@ -68,7 +68,8 @@ def visible_attention(
         v: values (b, s, h, dv).
         visible: whether a query sees a key (b or 1, t, s). A query must see at least one key. None is the
             mask of `causal`.
-        bias: b (b or 1, h, t, n), n >= s, or None; columns after s are ignored.
+        bias: b (b or 1, h, t, n), n >= s, or None; columns after s are ignored. With a bias, the mask is a
+            tensor (b, h, t, n), which is kept for the backward pass.
         causal: without `visible`, whether a query sees the keys up to its own step, with t = s, or all keys.
         scale: factor on products; None is 1 / sqrt(dk).
         dropout: probability of dropping an attention weight.
