@@ -5,11 +5,13 @@ import torch
 
 from perf import loss
 from perf.__main__ import main
-from perf.loss import LIGER, LINREC, LOSSES, QUICK, ROWS, check, make
+from perf.loss import COMPILED, LINREC, LOSSES, QUICK, ROWS, WHOLE, check, make
+from tests.tiers import thorough, tiered
 
 CPU = torch.device("cpu")
 
 
+@thorough
 def test_everything_runs(tmp_path, capsys):
     command = ["loss", "--device", "cpu", "--quick", "--peers", "--out", str(tmp_path)]
     assert main(command) == 0
@@ -28,7 +30,7 @@ def test_operations_are_those_of_three_products():
     assert row.operations == 3 * 2 * 16_384 * 1024 * 32_000
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != LIGER])
+@pytest.mark.parametrize("name", tiered([LINREC, WHOLE], [COMPILED]))
 def test_losses_agree_with_pieces_in_float64(name):
     check(LOSSES[name](), QUICK, CPU)
 
