@@ -164,8 +164,8 @@ def nonlinear_scan(
     `otherwise="recurrent"`, which chooses by values.
 
     The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives, no `vmap` and no
-    `torch.export`. `newton_options` changes what None means for the options of Newton's method, also for
-    calls of mixers. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
+    `torch.export`. `newton_options` sets the options of Newton's method that a call leaves out, such as the
+    call of a mixer. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
     that do not converge are NaN, and `convergence` has the residual.
 
     Args:
@@ -215,7 +215,9 @@ def nonlinear_scan(
         >>> bool((y - parallel).abs().max() < 1e-5)
         True
     """
-    options = OPTIONS[-1].or_given(tolerance, max_iterations, damping, otherwise)
+    options = OPTIONS[-1].but(
+        tolerance=tolerance, max_iterations=max_iterations, damping=damping, otherwise=otherwise
+    )
     apart = leaves_graph(x, mode, options.otherwise)
     given = NonlinearScan(
         cell,

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from linrec.rules import at_least, choice, positive
 
@@ -28,20 +29,9 @@ class NewtonOptions:
         positive(damping=self.damping)
         choice(("error", "recurrent"), otherwise=self.otherwise)
 
-    def or_given(
-        self,
-        tolerance: float | None,
-        max_iterations: int | None,
-        damping: float | None,
-        otherwise: str | None,
-    ) -> "NewtonOptions":
-        """Return these options, replaced by the arguments that are not None."""
-        return NewtonOptions(
-            self.tolerance if tolerance is None else tolerance,
-            self.max_iterations if max_iterations is None else max_iterations,
-            self.damping if damping is None else damping,
-            self.otherwise if otherwise is None else otherwise,
-        )
+    def but(self, **given: Any) -> "NewtonOptions":
+        """Return these options, replaced by the given ones that are not None."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 # the last entry holds
@@ -78,7 +68,8 @@ def newton_options(
         ...     y, state = mixer(torch.randn(1, 50, 8))
     """
     # not a context variable: checkpoints run layers again in threads of autograd
-    OPTIONS.append(OPTIONS[-1].or_given(tolerance, max_iterations, damping, otherwise))
+    given = {"tolerance": tolerance, "max_iterations": max_iterations, "damping": damping}
+    OPTIONS.append(OPTIONS[-1].but(**given, otherwise=otherwise))
     try:
         yield
     finally:
