@@ -236,7 +236,7 @@ class LanguageModel(nn.Module):
         causal = self.config.memory.form == "decoder"
         for name, mixer in zip(self.config.mixer_pattern, self.mixers, strict=False):
             require(
-                (mixer.state_size > 0) == causal,
+                mixer.is_causal == causal,
                 f"`mixer` must {'have' if causal else 'not have'} a state with `memory.form` = "
                 f"{self.config.memory.form!r}; {name!r} {'has none' if causal else 'has one'}. Use causal "
                 "mixers in a decoder, and mixers that see the future, such as attention with `causal=False`, "

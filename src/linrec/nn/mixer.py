@@ -133,6 +133,11 @@ class Mixer(Float32Module, ABC):
         """Elements of the state per sequence; where the state grows with time, elements per step kept."""
         return sum(tensor.numel() for tensor in leaves(self.init_state(1, device="meta")))
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no step depends on later steps; a mixer that sees later steps has no state."""
+        return self.state_size > 0
+
     def factory_kwargs(
         self, device: torch.device | str | None = None, *, is_complex: bool = False
     ) -> dict[str, Any]:

@@ -391,8 +391,7 @@ def _check_causal(task: Task, model: LanguageModel) -> None:
     if not isinstance(task, LanguageModeling):
         return
     for name, mixer in zip(model.config.mixer_pattern, model.mixers, strict=False):
-        # a mixer without a state sees later steps
-        if mixer.state_size == 0:
+        if not mixer.is_causal:
             raise ConfigError(
                 "a language model predicts each token from the tokens before it, but with these arguments "
                 f"the mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose "
