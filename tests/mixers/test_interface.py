@@ -129,6 +129,25 @@ def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, tuple(tensor.shape)
 
 
+@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+def test_a_state_that_does_not_grow_has_one_size_after_some_steps(name, variant):
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant))
+    sizes, state = [], None
+    with torch.no_grad():
+        # more steps than the windows of the variants have
+        for _ in range(3):
+            _, state = mixer(torch.randn(1, 24, 4), state)
+            sizes.append(sum(tensor.numel() for tensor in leaves(state)))
+    assert sizes[1] == sizes[2] or mixer.state_grows or mixer.segment_length is not None
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("attention", {"window": 3}), ("mega", {"chunk_size": 3})])
+def test_a_state_grows_without_a_window(name, arguments):
+    assert mixers.build(name, 8).state_grows
+    assert not mixers.build(name, 8, **arguments).state_grows
+    assert not mixers.build("transformer_xl", 8).state_grows
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("name", "variant"), variants.tiered())
 def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name, variant, dtype):

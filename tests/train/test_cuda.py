@@ -17,6 +17,7 @@ from linrec.train.optim import make_optimizers
 from linrec.train.state import deterministic, matmul_precision
 from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, reads_values, train_step
 
+from .test_carried import carrying
 from .test_regression import ADDING, config_of
 from .test_resume import assert_same_run, stop_at
 
@@ -166,6 +167,57 @@ def test_a_memory_across_the_stack_is_captured_and_agrees_with_eager(
         counts.append(len(replays))
     assert counts == [0, 14 - 2 * EAGER_STEPS]
     assert losses_of(tmp_path / "on") == pytest.approx(losses_of(tmp_path / "off"), rel=1e-3)
+
+
+# steps before the graph of the first epoch and of each later epoch: the first batch of an epoch, eager calls
+# and, of a cache with a window, batches that fill it
+@pytest.mark.parametrize(
+    ("name", "documents", "eager"),
+    [
+        ("gla", True, (1 + EAGER_STEPS, 1)),
+        ("lstm", False, (1 + EAGER_STEPS, 1)),
+        ("transformer_xl", False, (1 + EAGER_STEPS, 1)),
+        ("block_recurrent", False, (1 + EAGER_STEPS, 1)),
+        ("recurrent_memory", False, (1 + EAGER_STEPS, 1)),
+        ("attention", False, (3 + EAGER_STEPS, 3 + EAGER_STEPS)),
+    ],
+)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
+def test_a_carried_state_is_captured_and_agrees_with_eager(
+    name: str,
+    documents: bool,
+    eager: tuple[int, int],
+    precision: str,
+    tiny: Callable[..., TrainConfig],
+    tmp_path: Path,
+    replays: list[None],
+) -> None:
+    counts = []
+    for mode in ("off", "on"):
+        config = carrying(
+            tiny, tmp_path, name, documents=documents, device="cuda", compile=mode, precision=precision
+        )
+        steps = fit(config, tmp_path / mode).steps
+        counts.append(len(replays))
+    assert counts == [0, steps - sum(eager)]
+    assert losses_of(tmp_path / "on") == pytest.approx(
+        losses_of(tmp_path / "off"), rel=1e-3 if precision == "32-true" else 0.05
+    )
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+@pytest.mark.parametrize("name", ["gla", "attention", "transformer_xl"])
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
+def test_a_carried_state_resumes_to_the_last_bit(
+    name: str, mode: str, tiny: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    config = carrying(tiny, tmp_path, name, device="cuda", compile=mode)
+    steps = fit(config, tmp_path / "straight").steps
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path / "pieces", progress=stop_at(steps // 2 + 7, signal.SIGTERM))
+    fit(config, tmp_path / "pieces", resume=True)
+    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
 
 @pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")

@@ -1,11 +1,12 @@
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import MemoryHorizon
+from linrec.tasks import MemoryHorizon, TokenSplit
 from linrec.train import ConfigError
-from linrec.train.data import Batches, epoch_order, staged
+from linrec.train.data import Batches, begins_epoch, epoch_order, staged
 
 SPLIT = MemoryHorizon(length=8, n_resets=1, n_samples=15, n_validation=2, n_test=2).split("train")
 CPU = torch.device("cpu")
@@ -80,3 +81,24 @@ def test_stages_follow_one_another_and_a_run_goes_on_within_them(step: int) -> N
     assert len(expected) == 9
     for batch, other in zip(expected[step:], found, strict=True):
         assert torch.equal(batch.inputs, other.inputs)
+
+
+def test_streams_continue_row_by_row_and_drop_the_rest() -> None:
+    split = TokenSplit.of(np.arange(100, dtype=np.uint16), length=4)
+    batches = Batches(split, batch_size=3, seed=0, device=CPU, streams=True)
+    assert len(batches) == 8
+    for epoch in range(2):
+        found = list(batches.epoch(epoch))
+        tokens = torch.cat([batch.inputs for batch in found], 1)
+        # of consecutive numbers, so all of a row follow from its first
+        assert torch.equal(tokens, tokens[:, :1] + torch.arange(32))
+        first = split.of_epoch(seed=0, epoch=epoch).offset
+        assert tokens[:, 0].tolist() == [first, first + 32, first + 64]
+    assert torch.equal(found[5].inputs, next(batches.epoch(1, start=5)).inputs)
+
+
+def test_epochs_begin_anew_in_each_stage() -> None:
+    one, other = (Batches(SPLIT, batch_size=size, seed=0, device=CPU) for size in (4, 3))
+    assert (len(one), len(other)) == (2, 3)
+    stages = [(0, one), (3, other)]
+    assert [step for step in range(12) if begins_epoch(stages, step)] == [0, 2, 3, 6, 9]

@@ -294,6 +294,30 @@ def test_none_in_other_places_is_captured_again(log: list[str]) -> None:
     assert log == [*["step"] * EAGER_STEPS, "capture", "step", "replay", "replay"] * 3
 
 
+def test_other_tensors_in_place_are_captured_again(log: list[str]) -> None:
+    held = [torch.zeros(2)]
+    captured = CapturedStep(
+        lambda x: log.append("step"), unless=lambda x: not held, in_place=lambda: list(held)
+    )
+    x, kept = torch.zeros(2, 3), held[0]
+    fresh = [*["step"] * EAGER_STEPS, "capture", "step", "replay", "replay"]
+    for _ in range(EAGER_STEPS + 2):
+        captured(x)
+    assert log == fresh
+    log.clear()
+    # away for one call, which runs eagerly
+    held.clear()
+    captured(x)
+    held.append(kept)
+    captured(x)
+    assert log == ["step", "replay"]
+    log.clear()
+    held[:] = [torch.zeros(2)]
+    for _ in range(EAGER_STEPS + 2):
+        captured(x)
+    assert log == fresh
+
+
 class OnMeta(TorchDispatchMode):
     """Refuses tensors on the CPU, which a CUDA graph would not read again."""
 

@@ -169,6 +169,11 @@ class Attention(Mixer):
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         return AttentionState.first(cache)
 
+    @property
+    def state_grows(self) -> bool:
+        """Whether the cache grows without a bound: without a window."""
+        return self.causal and self.window is None
+
     def _normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return queries or keys (b, t, heads d_head) as (b, t, heads, d_head), after their norm."""
         of_heads = x.unflatten(-1, (-1, self.d_head))

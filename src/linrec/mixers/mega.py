@@ -216,6 +216,11 @@ class Mega(Mixer):
         H = functional.silu(self.h(averaged) + self.u(gamma * o[:, :, 0]))
         return phi * (H - skipped), MegaState(h, cache, seen)
 
+    @property
+    def state_grows(self) -> bool:
+        """Whether the cache grows without a bound: without chunks."""
+        return self.chunk_size is None
+
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros, and a cache of no steps in the dtype of values, at position 0."""
         h = diagonal_ssm.empty_state(batch, self.d_model, self.n_averages, **self.factory_kwargs(device))

@@ -134,6 +134,15 @@ class Mixer(Float32Module, ABC):
         return sum(tensor.numel() for tensor in leaves(self.init_state(1, device="meta")))
 
     @property
+    def state_grows(self) -> bool:
+        """Whether each step makes the state larger, as a cache that starts without steps, without a window.
+
+        The states of mixers with segments are bounded. A state that grows up to a length counts as growing.
+        """
+        start = leaves(self.init_state(1, device="meta"))
+        return self.segment_length is None and any(not tensor.numel() for tensor in start)
+
+    @property
     def is_causal(self) -> bool:
         """Whether no step depends on later steps; a mixer that sees later steps has no state."""
         return self.state_size > 0

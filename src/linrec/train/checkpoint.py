@@ -34,7 +34,8 @@ class Checkpoint:
     """The content of a checkpoint file.
 
     Args:
-        tensors: all tensors by name, with the prefixes "model.", "optimizer.", "random." and "metrics.".
+        tensors: all tensors by name, with the prefixes "model.", "optimizer.", "random.", "metrics." and
+            "carried.".
         about: everything else, as JSON values: step, position in the data, configuration, versions.
     """
 

@@ -13,7 +13,7 @@ from linrec.errors import ConfigError, UntrustedCodeError, unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.models.arguments import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, positive
-from linrec.tasks import PairedTask, Task
+from linrec.tasks import LanguageModeling, PairedTask, Task
 from linrec.train.field_types import check_types
 
 LARGEST = 3.4028234663852886e38
@@ -101,6 +101,10 @@ class LoopConfig:
         precision: float32 throughout, or bfloat16 autocast over float32 parameters.
         matmul_precision: value for `torch.set_float32_matmul_precision`; "high" allows TensorFloat32 on GPUs
             (a mantissa of 10 bits instead of 23), which is several times as fast.
+        carry_state: whether each sequence of a batch continues the sequence in the same row of the batch
+            before, and begins with its final state, without gradients (truncated backpropagation through
+            time). A text is then read in order, as `batch_size` streams; each epoch, and each evaluation,
+            begins with empty states.
         seed: seed of initialisation, of the order of the samples and of dropout; the task has its own seed.
         eval_every: steps between evaluations on the validation split.
         eval_batches: number of batches per evaluation, from the start of the split; None takes the whole
@@ -134,6 +138,7 @@ class LoopConfig:
     batch_size: int = 32
     accumulate: int = 1
     recompute: bool = False
+    carry_state: bool = False
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     matmul_precision: Literal["highest", "high"] = "highest"
     seed: int = 0
@@ -190,7 +195,8 @@ class TrainConfig:
     Raises:
         ValueError: the mixer does not exist, or has no argument of a given name.
         ConfigError: Muon is combined with `strategy` "fsdp"; `model` has the wrong type for the task;
-            `recompute` is set for a classifier; or the pooling does not fit the task's targets.
+            `recompute` is set for a classifier; `carry_state` is set for another task than a text, or with
+            micro-batches; or the pooling does not fit the task's targets.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -223,6 +229,16 @@ class TrainConfig:
             raise ConfigError(
                 "`loop.recompute` is for language models, and this model is a sequence classifier; "
                 "leave --loop.recompute out, and save memory with --loop.accumulate."
+            )
+        if self.loop.carry_state and not isinstance(self.task, LanguageModeling):
+            raise ConfigError(
+                "`loop.carry_state` needs a text, whose windows follow each other; the sequences of "
+                f"{type(self.task).__name__} do not. Leave --loop.carry-state out."
+            )
+        if self.loop.carry_state and self.loop.accumulate > 1:
+            raise ConfigError(
+                "`loop.accumulate` must be 1 with `loop.carry_state`, whose state is of a whole batch; got "
+                f"{self.loop.accumulate}. Save memory with --loop.recompute."
             )
         if isinstance(self.model, SequenceClassifierConfig):
             if self.task.per_sequence and self.model.pooling == "none":

@@ -1,4 +1,4 @@
-"""Batches of a split, in an order that depends only on (seed, epoch)."""
+"""Batches of a split, in an order that depends only on (seed, epoch), or in the order of the text."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -31,6 +31,28 @@ def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
     return torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(n_samples))
 
 
+def stream_order(n_samples: int, batch_size: int) -> Int64[Tensor, "n"]:
+    """Return the order in which each sequence of a batch follows the sequence in its row of the batch before.
+
+        row r of batch i is sample r W + i     with W = floor(n_samples / batch_size) batches
+
+    Args:
+        n_samples: number of samples, in the order of the text.
+        batch_size: sequences per batch, each of a stream of W consecutive samples.
+
+    Returns:
+        W * `batch_size` samples, batch after batch, int64.
+
+    Example:
+        >>> stream_order(7, batch_size=2).view(-1, 2)
+        tensor([[0, 3],
+                [1, 4],
+                [2, 5]])
+    """
+    n_batches = n_samples // batch_size
+    return torch.arange(batch_size * n_batches).view(batch_size, n_batches).T.flatten()
+
+
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """Return a batch on a device; copies from the CPU to CUDA are asynchronous."""
 
@@ -56,6 +78,8 @@ class Batches:
         device: device of the batches.
         rank: rank of this process among the processes that share each batch.
         processes: number of processes; each gets `batch_size / processes` sequences.
+        streams: whether batches continue each other row by row, in the order of `stream_order`; otherwise
+            they have the order of `epoch_order`.
 
     Raises:
         ConfigError: an epoch has fewer than `batch_size` sequences, or `batch_size` is not a multiple of
@@ -78,6 +102,7 @@ class Batches:
         device: torch.device,
         rank: int = 0,
         processes: int = 1,
+        streams: bool = False,
     ) -> None:
         self._size = len(source.of_epoch(seed=seed, epoch=0))
         if self._size < batch_size:
@@ -93,6 +118,7 @@ class Batches:
         self._device = device
         self.batch_size = batch_size
         self.seed = seed
+        self._streams = streams
         self._mine = slice(rank, None, processes)
 
     def __len__(self) -> int:
@@ -101,7 +127,10 @@ class Batches:
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, starting with batch `start`."""
         source = self._source.of_epoch(seed=self.seed, epoch=epoch)
-        order = epoch_order(self._size, seed=self.seed, epoch=epoch)
+        if self._streams:
+            order = stream_order(self._size, self.batch_size)
+        else:
+            order = epoch_order(self._size, seed=self.seed, epoch=epoch)
         for batch in range(start, len(self)):
             rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             yield on_device(source.rows(rows[self._mine]), self._device)
@@ -129,3 +158,9 @@ def staged(stages: Sequence[tuple[int, Batches]], step: int) -> Iterator[Batch]:
         elif step < end:
             yield from itertools.islice(batches.after(step - first), end - step)
             step = end
+
+
+def begins_epoch(stages: Sequence[tuple[int, Batches]], step: int) -> bool:
+    """Return whether the batch that follows step `step` is the first of an epoch; see `staged`."""
+    first, batches = [stage for stage in stages if stage[0] <= step][-1]
+    return (step - first) % len(batches) == 0

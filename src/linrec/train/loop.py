@@ -21,6 +21,7 @@ from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, Sequen
 from linrec.models.regional import compiling
 from linrec.ops.nonlinear_scan import OPERATOR, ConvergenceError
 from linrec.tasks import Batch, LanguageModeling, ProbedTask, ResizableTask, Source, Task
+from linrec.train.carried import Carried
 from linrec.train.checkpoint import (
     check_state,
     check_weights,
@@ -31,7 +32,7 @@ from linrec.train.checkpoint import (
 )
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
-from linrec.train.data import Batches, staged
+from linrec.train.data import Batches, begins_epoch, staged
 from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog
@@ -42,6 +43,7 @@ from linrec.train.result import Progress, Reporter, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
 from linrec.train.schedule import cut_warmup, schedule_factor
 from linrec.train.state import (
+    carried_state,
     deterministic,
     gather_state,
     gather_weights,
@@ -53,6 +55,7 @@ from linrec.train.state import (
     seed_dropout,
 )
 from linrec.train.step import CapturedStep, Objective, evaluate, reads_values, train_step
+from linrec.trees import leaves
 
 NEWTON = {backend.mode for backend in OPERATOR.backends} - {"recurrent"}
 _EXACT = (
@@ -156,6 +159,7 @@ def _fit(
         device=device,
         rank=fabric.global_rank,
         processes=fabric.world_size,
+        streams=loop.carry_state,
     )
     stages = _stages(task, loop.curriculum, make_batches)
     _, batches = stages[-1]
@@ -176,6 +180,8 @@ def _fit(
         _start_from(init, model)
     if isinstance(model, LanguageModel):
         _check_causal(task, model)
+        if loop.carry_state:
+            _check_carried(model, fabric.world_size)
         model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
     objective: Any = Objective(model)
@@ -187,6 +193,7 @@ def _fit(
     optimizers = make_optimizers(model, config.optim)
     # sums of loss, accuracy, gradient norm and steps since the last log, kept on the device to avoid syncs
     window = torch.zeros(4, device=device)
+    carried = Carried() if loop.carry_state else None
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     do_step: Callable[..., None] = functools.partial(
         train_step,
@@ -196,10 +203,18 @@ def _fit(
         window=window,
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
+        carried=carried,
     )
     moving: list[Any] = [module for module in model.modules() if hasattr(module, "after_update")]
     if compiled and device.type == "cuda" and fabric.world_size == 1:
-        do_step = CapturedStep(do_step, unless=lambda *batch: reads_values(model, Batch(*batch)))
+        do_step = CapturedStep(
+            do_step,
+            # the first batch of an epoch also makes the initial state
+            unless=lambda *batch: (
+                reads_values(model, Batch(*batch)) or (carried is not None and carried.state is None)
+            ),
+            in_place=None if carried is None else lambda: leaves(carried.state),
+        )
 
     # the run folder, and the step to start from
     origin = {**provenance(device), "processes": fabric.world_size}
@@ -213,6 +228,9 @@ def _fit(
         check_weights(checkpoint, model, folder)
         restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
+        if carried is not None and isinstance(model, LanguageModel):
+            like = model.init_state(loop.batch_size, device="meta")
+            carried.keep(carried_state(checkpoint, like, device))
     if resume and (folder / RESULT).exists():
         return read_result(folder)
     best_loss, best_step = math.inf, 0
@@ -225,7 +243,9 @@ def _fit(
         waits = math.inf if loop.patience is None else loop.patience * loop.eval_every
         return step == total_steps or step - best_step >= waits
 
-    score = functools.partial(evaluate, fabric, objective, task, batch_size=loop.batch_size)
+    score = functools.partial(
+        evaluate, fabric, objective, task, batch_size=loop.batch_size, carry_state=loop.carry_state
+    )
     rates = []
     clock = Clock(step=step, seconds=seconds)
     reporter = Reporter(progress if fabric.is_global_zero else None, step, total_steps)
@@ -240,6 +260,8 @@ def _fit(
         for batch in itertools.islice(staged(stages, step), 0 if ended() else None):
             factor = schedule_factor(step, optim, total_steps)
             set_learning_rate(optimizers, factor)
+            if carried is not None and begins_epoch(stages, step):
+                carried.clear()
             do_step(*batch)
             step += 1
             for module in moving:
@@ -294,7 +316,8 @@ def _fit(
                 with clock.paused():
                     position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
                     about = {"step": step, **position, "seconds": clock.seconds, **described}
-                    state = gather_state(fabric, model, optimizers, window, about)
+                    last_state = None if carried is None else carried.state
+                    state = gather_state(fabric, model, optimizers, window, about, last_state)
                     first(fabric, save_checkpoint, folder, state)
 
             if stop and not last:
@@ -396,6 +419,23 @@ def _check_causal(task: Task, model: LanguageModel) -> None:
                 "a language model predicts each token from the tokens before it, but with these arguments "
                 f"the mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose "
                 "another mixer."
+            )
+
+
+def _check_carried(model: LanguageModel, processes: int) -> None:
+    """Raise ConfigError if the state of the model cannot pass from batch to batch."""
+    if processes > 1:
+        raise ConfigError(
+            f"`loop.carry_state` is for a single process; got {processes}. Start linrec without torchrun, or "
+            "leave --loop.carry-state out."
+        )
+    # a memory across the stack begins each segment with new states of the blocks
+    for name, mixer in zip(model.config.mixer_pattern, model.mixers, strict=False):
+        if model.memory is None and mixer.state_grows:
+            raise ConfigError(
+                "`loop.carry_state` needs states of constant size, but with these arguments the state of the "
+                f"mixer {name!r} grows with each step. Pass a window, if the mixer has one "
+                "(--model.mixer-args.window for attention), or choose another mixer."
             )
 
 

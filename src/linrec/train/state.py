@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from linrec.generation.state import filled, named
 from linrec.train.checkpoint import Checkpoint
 from linrec.train.fabric import Fabric
 from linrec.train.muon import Muon
 from linrec.train.processes import gathered
 from linrec.train.sharding import placed_like, whole
+from linrec.trees import Tree, map_tree
 
 
 def gather_state(
@@ -24,6 +26,7 @@ def gather_state(
     optimizers: Sequence[torch.optim.Optimizer],
     window: Tensor,
     about: Mapping[str, Any],
+    carried: Tree = None,
 ) -> Checkpoint:
     """Return the complete state of a run in the first process; all processes must call this.
 
@@ -34,6 +37,7 @@ def gather_state(
         optimizers: the optimisers, whose state tensors become "optimizer.<parameter's name>.<moment>".
         window: sums of the metrics since the last log entry, "metrics.window".
         about: step, position, configuration; Python's random state is added.
+        carried: the state that the next batch begins with, whose tensors become "carried.<name>", if any.
     """
     parts = _weights(model)
     owners = _owners(optimizers)
@@ -41,6 +45,7 @@ def gather_state(
         for moment, tensor in owners[parameter].state[parameter].items():
             parts[f"optimizer.{name}.{moment}"] = tensor
     parts["metrics.window"] = window
+    parts |= named(carried, "carried")
     tensors = _gathered_parts(fabric, parts)
     for kind, (get_random, _) in _random_states(fabric.device).items():
         for rank, state in enumerate(gathered(fabric, get_random())):
@@ -86,6 +91,18 @@ def restore_state(
             set_random(state)
     version, internal, gauss = checkpoint.about["python_random"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def carried_state(checkpoint: Checkpoint, like: Tree, device: torch.device) -> Tree:
+    """Return the state `carried` that `gather_state` stored, on a device; None if the checkpoint has none.
+
+    Args:
+        checkpoint: the checkpoint.
+        like: a state of the model, such as its initial state, with the same structure.
+        device: where the batches are.
+    """
+    stored = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("carried.")}
+    return map_tree(lambda part: part.to(device), filled(like, "carried", stored)) if stored else None
 
 
 def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Set[str]]:

@@ -1,6 +1,7 @@
 """One training step, its replay as a CUDA graph, and evaluation."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ from linrec.models import LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
-from linrec.train.data import on_device
+from linrec.train.carried import Carried
+from linrec.train.data import on_device, stream_order
 from linrec.train.fabric import Fabric
 from linrec.train.optim import gradient_norm
 from linrec.train.processes import gathered, summed
+from linrec.trees import Tree, map_tree, replaced
 
 EAGER_STEPS = 3
 
@@ -29,11 +32,13 @@ class Outcome(NamedTuple):
         correct: number of correctly predicted targets, 0 for a regression: a scalar.
         predictions: the likeliest class at every position, (b, t), int64, or of every sequence, (b); for a
             regression, real numbers in the shape of the targets.
+        state: the state after the last step, without gradients, if it was asked for; otherwise None.
     """
 
     loss: Float[Tensor, ""]
     correct: Int64[Tensor, ""]
     predictions: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
+    state: Tree = None
 
 
 class Objective(nn.Module):
@@ -60,12 +65,20 @@ class Objective(nn.Module):
         reset: Bool[Tensor, "b t"] | None = None,
         lengths: Int64[Tensor, "b *pair"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
+        state: Tree = None,
+        *,
+        keep_state: bool = False,
     ) -> Outcome:
-        """Return loss and predictions; targets of -100 or NaN are ignored."""
+        """Return loss and predictions; targets of -100 or NaN are ignored.
+
+        A language model begins with `state`, or with its initial state if that is None, and returns the state
+        after the last step with `keep_state`.
+        """
         if isinstance(self.model, SequenceClassifier):
             return self.scored(self.model(inputs, lengths=lengths, dt=dt), targets)
-        x, _ = self.model.hidden(inputs, reset=reset, dt=dt, keep_state=False)
-        return self.scored(x, targets)
+        x, last = self.model.hidden(inputs, state, reset=reset, dt=dt, keep_state=keep_state)
+        outcome = self.scored(x, targets)
+        return replaced(outcome, state=map_tree(Tensor.detach, last)) if keep_state else outcome
 
     def compile(self, **options: Any) -> None:
         """Compile each block of the model and the loss; the options are those of `torch.compile`.
@@ -108,6 +121,7 @@ def train_step(
     window: Float[Tensor, "4"],
     accumulate: int = 1,
     clip_norm: float | None = None,
+    carried: Carried | None = None,
 ) -> None:
     """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
 
@@ -126,6 +140,8 @@ def train_step(
             accuracy of a regression is 0.
         accumulate: number of micro-batches of this process's share; the gradient is of the whole batch.
         clip_norm: maximum norm of the gradient; None disables clipping.
+        carried: the state of a language model before the batch, in whose place the state after the batch is
+            kept; needs `accumulate` = 1. None begins with the model's initial state and keeps no state.
     """
     n_targets = summed(fabric, has_target(targets).sum()).clamp(min=1)
     # DDP and FSDP average gradients over the processes, so each process divides by n_targets / world_size
@@ -141,8 +157,12 @@ def train_step(
         # the processes exchange gradients only after the last micro-batch
         waits = fabric.no_backward_sync(objective, enabled=place < accumulate)  # type: ignore[arg-type]
         with waits, weighing_losses(1 / accumulate):
-            outcome = objective(*piece)
+            state = None if carried is None else carried.state
+            outcome = objective(*piece, state, keep_state=carried is not None)
             fabric.backward(outcome.loss / n_targets_each)
+        if carried is not None:
+            # in place, so not before the backward pass has read the state before
+            carried.keep(outcome.state)
         loss, correct = loss + outcome.loss.detach(), correct + outcome.correct
     # of the optimisers, because a walk through the modules takes longer than a small model's kernels
     parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -164,6 +184,7 @@ def evaluate(
     *,
     batch_size: int,
     batches: int | None = None,
+    carry_state: bool = False,
 ) -> dict[str, Any]:
     """Return the scores of the model on a split; several processes share each batch.
 
@@ -174,6 +195,9 @@ def evaluate(
         split: the samples.
         batch_size: sequences per batch, summed over all processes.
         batches: number of batches from the start of the split; None takes the whole split.
+        carry_state: whether each sequence of a language model begins with the final state of the sequence in
+            its row of the batch before. The split is cut into `batch_size` streams of equal length. Rows that
+            are beyond the end of a `TokenSplit` have no targets.
 
     Returns:
         "loss" in nats, the mean over all targets, and "accuracy"; for a regression only "loss", the mean
@@ -187,11 +211,15 @@ def evaluate(
     sums = torch.zeros(3, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
     scored = task if isinstance(task, ScoredTask) and batches is None else None
     predictions = []
+    order, state = torch.arange(len(split)), None
+    if carry_state:
+        order = stream_order(-(-len(split) // batch_size) * batch_size, batch_size)
     objective.eval()
-    for index in torch.arange(len(split)).split(batch_size)[:batches]:
+    for index in order.split(batch_size)[:batches]:
         mine = split.rows(index[fabric.global_rank :: processes])
         batch = on_device(_filled(mine, batch_size // processes), device)
-        outcome = objective(*batch)
+        outcome = objective(*batch, state, keep_state=carry_state)
+        state = outcome.state
         sums += torch.stack([outcome.loss, outcome.correct, has_target(batch.targets).sum()])
         if scored is not None:
             # process r has the sequences r, r + world_size, ..., so the predictions are interleaved
@@ -251,11 +279,22 @@ class CapturedStep:
         step: a function of tensors on a CUDA device.
         unless: a function of the same arguments that returns whether this call must run eagerly. Eager calls
             do not change the graph of the other calls. None is for steps without these calls.
+        in_place: a function that returns the tensors that the step reads and writes where they are, besides
+            its arguments, and that others may replace. Other tensors than before start again from eager
+            calls. None is for steps without these tensors.
     """
 
-    def __init__(self, step: Callable[..., None], *, unless: Callable[..., bool] | None = None) -> None:
+    def __init__(
+        self,
+        step: Callable[..., None],
+        *,
+        unless: Callable[..., bool] | None = None,
+        in_place: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> None:
         self._step = step
         self._unless = unless
+        self._in_place = in_place
+        self._tensors: Sequence[Tensor] = ()
         self._stream = torch.cuda.Stream()
         self._shapes: list[tuple[int, ...] | None] = []
         self._arguments: tuple[Tensor | None, ...] = ()
@@ -266,8 +305,10 @@ class CapturedStep:
             self._run(*arguments)
             return
         shapes = [None if argument is None else tuple(argument.shape) for argument in arguments]
-        if shapes != self._shapes:
-            self._shapes, self._calls, self._arguments = shapes, 0, ()
+        tensors = () if self._in_place is None else self._in_place()
+        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
+        if shapes != self._shapes or not same:
+            self._shapes, self._tensors, self._calls, self._arguments = shapes, tensors, 0, ()
             self._graph = torch.cuda.CUDAGraph()
         self._calls += 1
         if self._calls <= EAGER_STEPS:
