@@ -155,7 +155,6 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
 def test_a_memory_across_the_stack_is_captured_and_agrees_with_eager(
     name: str, tiny: Callable[..., TrainConfig], tmp_path: Path, replays: list[None]
 ) -> None:
@@ -183,7 +182,6 @@ def test_a_memory_across_the_stack_is_captured_and_agrees_with_eager(
     ],
 )
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
 def test_a_carried_state_is_captured_and_agrees_with_eager(
     name: str,
     documents: bool,
@@ -208,7 +206,6 @@ def test_a_carried_state_is_captured_and_agrees_with_eager(
 
 @pytest.mark.parametrize("mode", ["off", "on"])
 @pytest.mark.parametrize("name", ["gla", "attention", "transformer_xl"])
-@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
 def test_a_carried_state_resumes_to_the_last_bit(
     name: str, mode: str, tiny: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
@@ -220,7 +217,6 @@ def test_a_carried_state_resumes_to_the_last_bit(
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
 
-@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
 def test_a_memory_with_resets_is_not_captured(
     tiny: Callable[..., TrainConfig], tmp_path: Path, replays: list[None]
 ) -> None:
@@ -232,7 +228,6 @@ def test_a_memory_with_resets_is_not_captured(
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults")
 def test_batches_with_and_without_resets_may_alternate(name: str, replays: list[None]) -> None:
     torch.manual_seed(0)
     tokens = torch.randint(6, (14, 4, 8), device="cuda")

@@ -1,5 +1,6 @@
 """Runs that stop, crash or find no room, and go on where they were."""
 
+import dataclasses
 import itertools
 import json
 import signal
@@ -94,6 +95,20 @@ def test_muon_resumes_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
         fit(config, tmp_path / "pieces", progress=stop_at(5))
     fit(config, tmp_path / "pieces", resume=True)
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
+
+
+def test_moments_of_a_transposed_parameter_resume_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
+    # B of S5 with two states is not contiguous, and AdamW walks through a parameter and its moments in step
+    config = tiny()
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, mixer="s5", mixer_args={"d_state": 2})
+    )
+    straight, pieces = tmp_path / "straight", tmp_path / "pieces"
+    fit(config, straight)
+    with pytest.raises(InterruptedRunError):
+        fit(config, pieces, progress=stop_at(5))
+    fit(config, pieces, resume=True)
+    assert_same_run(straight, pieces)
 
 
 @thorough

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -46,14 +47,17 @@ def whole(tensor: Any) -> Tensor:
 
 
 def placed_like(tensor: Tensor, other: Any) -> Tensor:
-    """Return a full tensor on the device of `other`, sharded like `other` if `other` is sharded."""
+    """Return a full tensor on the device of `other`, in its layout and shards if the shapes are equal."""
     tensor = tensor.to(other.device)
-    if _is_split(other) and tensor.shape == other.shape:
+    if tensor.shape != other.shape:
+        return tensor
+    if _is_split(other):
         from torch.distributed.tensor import distribute_tensor
 
         # every process has the full tensor, so nothing is communicated
         return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
-    return tensor
+    # optimisers walk through a parameter and its moments in the order of memory
+    return torch.empty_like(other, dtype=tensor.dtype).copy_(tensor)
 
 
 def _is_split(tensor: Any) -> bool:

@@ -188,7 +188,8 @@ def deterministic(wanted: bool) -> Iterator[None]:
     settings.fill_uninitialized_memory = False
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
+            for end in ("does not have a deterministic implementation", "to a non-deterministic algorithm"):
+                warnings.filterwarnings("ignore", message=f".*{end}")
             yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
