@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from linrec.nn import cross_entropy
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.testing import generator
 
@@ -90,12 +91,18 @@ def test_large_logits_do_not_overflow():
     assert bool(torch.isfinite(x.grad).all())
 
 
-def test_it_compiles():
-    (x, weight, bias), targets = inputs(torch.float32)
+def test_it_compiles_for_several_shapes(monkeypatch):
+    torch.compiler.reset()
+    # three pieces each, the last of them smaller
+    monkeypatch.setattr(cross_entropy, "LOGITS", 90)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
-    loss, predictions = compiled(x, weight, bias, targets, rows=8)
-    reference, best = expected(x, weight, bias, targets)
-    torch.testing.assert_close(loss, reference)
-    assert torch.equal(predictions, best)
-    got = torch.autograd.grad(loss, (x, weight, bias))
-    torch.testing.assert_close(got, torch.autograd.grad(reference, (x, weight, bias)), rtol=1e-4, atol=1e-5)
+    for n, v in ((23, 11), (13, 17)):
+        (x, weight, bias), targets = inputs(torch.float32, n=n, v=v)
+        loss, predictions = compiled(x, weight, bias, targets)
+        reference, best = expected(x, weight, bias, targets)
+        torch.testing.assert_close(loss, reference)
+        assert torch.equal(predictions, best)
+        got = torch.autograd.grad(loss, (x, weight, bias))
+        torch.testing.assert_close(
+            got, torch.autograd.grad(reference, (x, weight, bias)), rtol=1e-4, atol=1e-5
+        )

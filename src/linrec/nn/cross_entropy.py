@@ -84,7 +84,6 @@ class _InPieces(torch.autograd.Function):
         rows: int,
     ) -> tuple[Tensor, Tensor]:
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        n = len(targets)
         dweight = torch.zeros_like(weight, dtype=_wide_dtype(weight)) if needs_weight else None
         dbias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if bias is not None and needs_bias else None
         losses, predictions, dx = [], [], []
@@ -92,10 +91,9 @@ class _InPieces(torch.autograd.Function):
         with autocast(x.device.type, enabled=False):
             w = weight.to(x.dtype)
             b = None if bias is None else bias.to(x.dtype)
-            for start in range(0, n, rows):
-                x_piece = x[start : start + rows]
+            for x_piece, targets_piece in zip(x.split(rows), targets.split(rows), strict=True):
                 logits = functional.linear(x_piece, w, b)
-                loss, best, dlogits = _piece(logits, targets[start : start + rows], cap)
+                loss, best, dlogits = _piece(logits, targets_piece, cap)
                 losses.append(loss)
                 predictions.append(best)
                 if needs_x:
