@@ -1,4 +1,4 @@
-from linrec.report import group_runs
+from linrec.report import group_runs, read_runs
 from linrec.tasks import MemoryHorizon
 from linrec.train import load_run
 
@@ -102,3 +102,12 @@ def test_slugs_are_file_names_and_never_the_same(make_run):
         make_run("a", recipe="../Up & <away>"), make_run("b", recipe="up away"), make_run("c", recipe="über")
     )
     assert [arm.slug for arm in arms] == ["up-away", "up-away-2", "ber"]
+
+
+def test_runs_of_a_folder_are_in_the_order_of_the_numbers_in_their_names(make_run):
+    folders = [make_run(f"memory-{length}-1") for length in (128, 16, 0)]
+    assert [run.path.name for run in read_runs([folders[0].parent])] == [
+        "memory-0-1",
+        "memory-16-1",
+        "memory-128-1",
+    ]

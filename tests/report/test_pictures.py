@@ -9,6 +9,7 @@ from linrec.report import (
     Magnitudes,
     draw_accuracy_by_span,
     draw_learning_curves,
+    draw_score_by_number,
     draw_transitions,
     group_runs,
     transition_magnitudes,
@@ -24,6 +25,10 @@ def _arms(*folders):
 def _curves(axes, index):
     """The lines of one arm, but not the level of chance."""
     return [line for line in axes.lines if line.get_color() == colour(index)]
+
+
+def _accuracy(folder):
+    return json.loads((folder / "result.json").read_text())["test"]["accuracy"]
 
 
 def test_learning_curves_are_means_with_bands_from_lowest_to_highest(make_run):
@@ -106,6 +111,30 @@ def test_names_with_dollars_are_no_formulas(make_run):
     arms = _arms(make_run("a", recipe="$\\frac"), make_run("b", recipe="$\\frac$"))
     for draw in (draw_learning_curves, draw_accuracy_by_span):
         draw(arms).draw_without_rendering()
+
+
+def test_a_score_by_number_has_the_mean_at_each_number_in_their_order(make_run):
+    spans = {16: 5, 8: 2, 128: 80}
+    made = {
+        size: [
+            make_run(f"{size}-{seed}", loop={"batch_size": size}, seed=seed, right_to_span=span)
+            for seed in (0, 1)
+        ]
+        for size, span in spans.items()
+    }
+    axes = draw_score_by_number(_arms(*(folder for folders in made.values() for folder in folders))).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "16", "128"]
+    means = [np.mean([_accuracy(folder) for folder in made[size]]) for size in sorted(spans)]
+    assert axes.lines[0].get_ydata() == pytest.approx(means)
+    assert means[0] < means[1] < means[2] == 1
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("batch_size", "test accuracy")
+
+
+def test_two_numbers_or_words_have_no_score_by_number(make_run):
+    sizes = [make_run(str(size), loop={"batch_size": size}) for size in (8, 16, 128)]
+    assert draw_score_by_number(_arms(*sizes)) is not None
+    assert draw_score_by_number(_arms(*sizes[:2])) is None
+    assert draw_score_by_number(_arms(*sizes, make_run("fixed", transition="fixed"))) is None
 
 
 def test_accuracy_by_span_needs_results_by_span(make_run):

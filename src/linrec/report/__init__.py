@@ -2,6 +2,7 @@
 
 from linrec.report.arms import Arm, group_runs
 from linrec.report.baseline import Comparison, compare_runs
+from linrec.report.by_number import draw_score_by_number
 from linrec.report.collect import collect_runs
 from linrec.report.curves import draw_learning_curves
 from linrec.report.spans import draw_accuracy_by_span
@@ -17,6 +18,7 @@ __all__ = [
     "compare_runs",
     "draw_accuracy_by_span",
     "draw_learning_curves",
+    "draw_score_by_number",
     "draw_transitions",
     "group_runs",
     "read_runs",

@@ -1,6 +1,7 @@
 """Trained runs, read from run folders, from the jobs of `linrec bench`, or from tables of runs."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,16 +114,21 @@ def _is_one(folder: Path) -> bool:
 
 
 def _below(folder: Path) -> Iterator[Stored]:
-    """Yield the runs below a folder, in the order of their paths."""
+    """Yield the runs below a folder, in the order of their names and of the numbers in them."""
     if not folder.is_dir():
         return
-    for child in sorted(folder.iterdir()):
+    for child in sorted(folder.iterdir(), key=_in_parts):
         if _is_one(child):
             yield _read_one(child)
         elif has_table(child):
             yield from read_table(child)
         elif child.is_dir() and not child.is_symlink():
             yield from _below(child)
+
+
+def _in_parts(path: Path) -> list[str | int]:
+    """Return the name of a path as letters and numbers in turns: "lr-10" comes after "lr-9"."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", path.name))]
 
 
 def _within_table(path: Path) -> list[Stored]:

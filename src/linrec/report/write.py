@@ -13,6 +13,7 @@ from linrec.models.pattern import spelled
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
 from linrec.report.baseline import compare_arms
+from linrec.report.by_number import draw_score_by_number
 from linrec.report.curves import draw_learning_curves
 from linrec.report.markup import Picture
 from linrec.report.page import Sample, render_page
@@ -47,8 +48,9 @@ def write_report(
     """Write `report.html` and its pictures from run folders or tables alone.
 
     The pictures are learning_curves.png and, for tasks with an accuracy, accuracy_by_span.png and one
-    transitions-<arm>.png per arm. For language models, the page shows the perplexities of `linrec eval`, and
-    a sample text of each arm with weights. The page holds the pictures inside itself, so that it can be sent
+    transitions-<arm>.png per arm. Where the arms differ in one number, score_by_number.png shows their scores
+    over it. For language models, the page shows the perplexities of `linrec eval`, and a sample text of each
+    arm with weights. The page holds the pictures inside itself, so that it can be sent
     as one file. The page names results and checkpoints that are missing.
 
     Args:
@@ -135,6 +137,9 @@ def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
         pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
     elif any(arm.results for arm in arms if _counts_right(arm)):
         missing.append("This task's results are not split by memory span.")
+    if (figure := draw_score_by_number(arms)) is not None:
+        path = style.save(figure, out / "score_by_number.png")
+        pictures.append(Picture(path, "Score by the number in which the runs differ", BANDS))
     # transitions of language models are shown by `linrec inspect`
     for arm in filter(_counts_right, arms):
         picture = _draw_transitions(arm, out, missing)
