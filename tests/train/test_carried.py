@@ -19,6 +19,7 @@ from linrec.train.checkpoint import CURRENT
 from linrec.train.fabric import Fabric, make_fabric
 from linrec.train.loop import _check_carried
 from linrec.train.step import Objective, evaluate, train_step
+from tests.tiers import tiered
 
 from .test_resume import assert_same_run, stop_at
 
@@ -81,8 +82,13 @@ def nats(model: LanguageModel, inputs: Tensor, targets: Tensor, reset: Tensor | 
 
 
 # windows of whole segments, and others
-@pytest.mark.parametrize(("length", "documents"), [(8, False), (8, True), (7, True)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "length", "documents"),
+    tiered(
+        [("gla", 8, False), ("transformer_xl", 7, True), ("recurrent_memory", 8, True)],
+        [(name, *form) for name in MODELS for form in ((8, False), (8, True), (7, True))],
+    ),
+)
 def test_losses_are_of_one_pass_over_each_stream(
     name: str, length: int, documents: bool, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -180,7 +186,9 @@ def test_gradients_stop_between_batches(tiny: Tiny, tmp_path: Path) -> None:
 
 
 # within the second epoch, and before its first batch
-@pytest.mark.parametrize(("name", "batches"), [("attention", 3), ("recurrent_memory", 3), ("gla", 0)])
+@pytest.mark.parametrize(
+    ("name", "batches"), tiered([("attention", 3)], [("recurrent_memory", 3), ("gla", 0)])
+)
 def test_a_run_resumes_with_the_state_to_the_bit(name: str, batches: int, tiny: Tiny, tmp_path: Path) -> None:
     config = carrying(tiny, tmp_path, name, length=7, documents=True)
     steps = fit(config, tmp_path / "straight").steps
