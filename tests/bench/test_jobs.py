@@ -63,6 +63,21 @@ def test_jobs_have_equal_parameters_and_the_first_seed_of_everything_comes_first
     assert job.sizes.parameters == pytest.approx(50_000, rel=0.02)
 
 
+def test_a_job_of_an_earlier_version_is_the_job_if_its_fields_are(tmp_path):
+    (job,) = make_jobs(get_suite("smoke")[:1], ["gla"], [0])
+    folder = write_job(job, tmp_path, {"command": ""})
+    stored = json.loads((folder / "job.json").read_text())
+    # a field that an earlier version did not have
+    assert stored["config"]["loop"].pop("carry_state") is False
+    (folder / "job.json").write_text(json.dumps(stored))
+    assert write_job(job, tmp_path, {"command": ""}) == folder
+    for change in ({"seed": 1}, {"no_such_field": 1}):
+        stored["config"]["loop"] |= change
+        (folder / "job.json").write_text(json.dumps(stored))
+        with pytest.raises(ConfigError, match="has a job of another configuration"):
+            write_job(job, tmp_path, {"command": ""})
+
+
 def test_a_trial_scales_the_rates_of_all_parameters():
     entry = Entry("images", "sequential-fashion-mnist", optim={"lr": 0.004, "transition_lr": 0.001})
     (job,) = make_jobs([entry], ["s4d"], [0])

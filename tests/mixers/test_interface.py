@@ -141,11 +141,20 @@ def test_a_state_that_does_not_grow_has_one_size_after_some_steps(name, variant)
     assert sizes[1] == sizes[2] or mixer.state_grows or mixer.segment_length is not None
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("attention", {"window": 3}), ("mega", {"chunk_size": 3})])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("attention", {"window": 3}),
+        ("mega", {"chunk_size": 3}),
+        ("falcon_h1", {"attention": {"n_heads": 2, "window": 3}}),
+    ],
+)
 def test_a_state_grows_without_a_window(name, arguments):
-    assert mixers.build(name, 8).state_grows
+    without = {"attention": {"n_heads": 2}} if name == "falcon_h1" else {}
+    assert mixers.build(name, 8, **without).state_grows
     assert not mixers.build(name, 8, **arguments).state_grows
     assert not mixers.build("transformer_xl", 8).state_grows
+    assert not mixers.build("trans_normer", 8, block_size=3).state_grows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -105,9 +105,8 @@ def test_slugs_are_file_names_and_never_the_same(make_run):
 
 
 def test_runs_of_a_folder_are_in_the_order_of_the_numbers_in_their_names(make_run):
-    folders = [make_run(f"memory-{length}-1") for length in (128, 16, 0)]
-    assert [run.path.name for run in read_runs([folders[0].parent])] == [
-        "memory-0-1",
-        "memory-16-1",
-        "memory-128-1",
-    ]
+    numbers = ("0.001", "0.01", "0.02", "0.1", "9", "10", "128")
+    for number in reversed(numbers):
+        make_run(f"lr-{number}-1")
+    found = [run.path.name for run in read_runs([make_run("lr-128-0").parent])]
+    assert found == [*(f"lr-{number}-1" for number in numbers[:-1]), "lr-128-0", "lr-128-1"]

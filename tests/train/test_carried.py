@@ -1,7 +1,7 @@
 """Runs whose batches begin with the state that the batch before left."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from linrec.models import LanguageModel, MemoryConfig
-from linrec.tasks import NO_TARGET, LanguageModeling, TokenSplit
+from linrec.tasks import NO_TARGET, Batch, LanguageModeling, TokenSplit
 from linrec.train import ConfigError, InterruptedRunError, TrainConfig, fit, load_run
 from linrec.train import loop as loop_module
 from linrec.train.carried import Carried
 from linrec.train.checkpoint import CURRENT
+from linrec.train.data import Batches
 from linrec.train.fabric import Fabric, make_fabric
 from linrec.train.loop import _check_carried
 from linrec.train.step import Objective, evaluate, train_step
@@ -66,13 +67,10 @@ def carrying(
     return dataclasses.replace(config, task=task, model=model, loop=loop)
 
 
-def streams(split: TokenSplit, n_streams: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return inputs, targets and resets of all windows that a stream reads, one stream in each row."""
-    windows = len(split) // n_streams
-    rows = [split.rows(torch.arange(r * windows, (r + 1) * windows)) for r in range(n_streams)]
-    inputs, targets = (torch.stack([row[part].flatten() for row in rows]) for part in (0, 1))
-    resets = [row.reset.flatten() for row in rows if row.reset is not None]
-    return inputs, targets, torch.stack(resets) if resets else None
+def joined(batches: Iterable[Batch]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return inputs, targets and resets of batches one after the other in time."""
+    inputs, targets, resets, *_ = zip(*batches, strict=True)
+    return torch.cat(inputs, 1), torch.cat(targets, 1), None if resets[0] is None else torch.cat(resets, 1)
 
 
 def nats(model: LanguageModel, inputs: Tensor, targets: Tensor, reset: Tensor | None) -> Tensor:
@@ -98,11 +96,17 @@ def test_losses_are_of_one_pass_over_each_stream(
     run = load_run(tmp_path / "run")
     losses = torch.tensor([record["loss"] for record in run.metrics if record["split"] == "train"])
     assert isinstance(run.config.task, LanguageModeling)
-    split, expected = run.config.task.split("train"), []
+    batches = Batches(
+        run.config.task.split("train"),
+        batch_size=config.loop.batch_size,
+        seed=config.loop.seed,
+        device=torch.device("cpu"),
+        streams=True,
+    )
+    expected = []
     for epoch in range(2):
-        stream = streams(split.of_epoch(seed=config.loop.seed, epoch=epoch), config.loop.batch_size)
         with torch.no_grad():
-            by_step = nats(run.model().train(), *stream)
+            by_step = nats(run.model().train(), *joined(batches.epoch(epoch)))
         expected.append(by_step.unflatten(1, (-1, length)).mean((0, 2)))
     assert len(expected[0]) > 4
     torch.testing.assert_close(losses, torch.cat(expected), rtol=1e-4, atol=1e-5)
@@ -131,7 +135,7 @@ def objective_of(config: TrainConfig) -> tuple[Fabric, LanguageModel]:
 def test_evaluation_in_one_row_is_one_pass_over_the_text(name: str, tiny: Tiny, tmp_path: Path) -> None:
     scores, model, split = scored(tiny, tmp_path, name, batch_size=1)
     with torch.no_grad():
-        whole = nats(model, *streams(split, 1))
+        whole = nats(model, *joined(split.rows(torch.tensor([window])) for window in range(len(split))))
     assert scores["loss"] == pytest.approx(whole.sum().item() / (len(split.ids) - 1), rel=1e-5)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from linrec.report.tables import RUN
 from linrec.tasks.base import judged_by
 from linrec.text import DataError
 from linrec.train import ConfigError, TrainConfig
-from linrec.train.config import config_to_dict
+from linrec.train.config import config_from_dict, config_to_dict
 from linrec.train.run import write_json
 
 __all__ = ["Job", "make_jobs", "write_job"]
@@ -153,6 +153,16 @@ def _unbuilt(error: Exception) -> str:
     return f"its model cannot be built: {first_line(error)}"
 
 
+def _is_same(stored: dict[str, Any], wanted: dict[str, Any], *, trusted: Collection[str]) -> bool:
+    """Return whether a stored job is the wanted job; fields that the stored job lacks have their defaults."""
+    try:
+        config = config_to_dict(config_from_dict(stored["config"], trust_code=trusted))
+    except ConfigError:
+        return False
+    described = {**stored, "config": json.loads(json.dumps(config))}
+    return all(described.get(name) == wanted[name] for name in wanted)
+
+
 def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     """Create and return the folder of a job; if the job cannot start, also write its outcome.
 
@@ -164,8 +174,7 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
     # a job that never started may be overwritten: its configuration may change once its data or model exist
     if (folder / FILE).exists() and not _never_began(folder):
-        stored = read_json(folder / FILE)
-        if any(stored[name] != wanted[name] for name in wanted):
+        if not _is_same(read_json(folder / FILE), wanted, trusted=job.config.model.mixer_pattern):
             raise ConfigError(
                 f"{folder} has a job of another configuration; give another --out, or remove this folder."
             )

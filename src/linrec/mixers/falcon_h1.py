@@ -82,6 +82,11 @@ class FalconH1(Mixer):
         remembered, memory = self.mamba2(x, memory, reset=reset)
         return attended + remembered, (cache, memory)
 
+    @property
+    def state_grows(self) -> bool:
+        """Whether the cache of `attention` grows without a bound."""
+        return self.attention.state_grows
+
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return the initial states of attention and of Mamba-2."""
         return tuple(part.init_state(batch, device=device) for part in (self.attention, self.mamba2))

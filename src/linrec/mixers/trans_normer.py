@@ -171,6 +171,11 @@ class TransNormer(Mixer):
             o = self.norm(o.flatten(-2))
         return self.out(o if g is None else o * g), state
 
+    @property
+    def state_grows(self) -> bool:
+        """False: the cache of DiagAttention has at most a block."""
+        return False
+
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv): complex with theta, else real; with blocks no steps."""
         turns = self.theta is not None

@@ -1,5 +1,6 @@
 """The score against the one number in which runs differ, such as the length of a memory."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -44,17 +45,16 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
         number = next(iter(arm.settings.values()), None)
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             return None
-        if scores:
-            points.append((number, [score for score, _ in scores], f"{scores[0][1]} {TITLES[metric]}"))
+        finite = [score for score, _ in scores if math.isfinite(score)]
+        if finite:
+            points.append((number, finite, f"{scores[0][1]} {TITLES[metric]}"))
     if len(points) < FEWEST or any(len(arm.settings) > 1 for arm in arms):
         return None
     points.sort(key=lambda point: point[0])
-    n_seeds = min(len(scores) for _, scores, _ in points)
-    rows = list(zip(*(scores[:n_seeds] for _, scores, _ in points), strict=True))
-    places = range(len(points))
+    places, columns = range(len(points)), [scores for _, scores, _ in points]
     figure = style.make_figure(height=3.2)
     axes = figure.subplots()
-    style.draw_mean_and_range(axes, places, rows, colour=style.colour(0), marker="o")
+    style.draw_columns(axes, places, columns, colour=style.colour(0), marker="o")
     style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
     axes.set_xticks(places, [str(number) for number, _, _ in points])
     return figure

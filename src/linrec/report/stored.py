@@ -126,9 +126,10 @@ def _below(folder: Path) -> Iterator[Stored]:
             yield from _below(child)
 
 
-def _in_parts(path: Path) -> list[str | int]:
-    """Return the name of a path as letters and numbers in turns: "lr-10" comes after "lr-9"."""
-    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", path.name))]
+def _in_parts(path: Path) -> tuple[list[str | float], str]:
+    """Return the name of a path as letters and numbers in turns: "lr-10" comes after "lr-9.5"."""
+    parts = enumerate(re.split(r"(\d+(?:\.\d+)?)", path.name))
+    return [float(part) if place % 2 else part for place, part in parts], path.name
 
 
 def _within_table(path: Path) -> list[Stored]:

@@ -70,10 +70,24 @@ def draw_mean_and_range(
 ) -> None:
     """Draw the mean of several curves on the same `x` as a line, and their lowest to highest as a band."""
     columns = list(zip(*rows, strict=True))
-    means = [mean_and_spread(c).mean for c in columns]
+    draw_columns(axes, x, columns, colour=colour, label=label, style=style, marker=marker)
+
+
+def draw_columns(
+    axes: Axes,
+    x: Sequence[float],
+    columns: Sequence[Sequence[float]],
+    *,
+    colour: str,
+    label: str = "",
+    style: LineStyle = "-",
+    marker: Marker = "",
+) -> None:
+    """Draw as `draw_mean_and_range`, from the values at each `x`, of which there may be more or fewer."""
+    means = [mean_and_spread(column).mean for column in columns]
     axes.plot(x, means, style, marker=marker, color=colour, linewidth=1.6, label=label)
-    if len(rows) > 1:
-        lowest, highest = [min(c) for c in columns], [max(c) for c in columns]
+    if any(len(column) > 1 for column in columns):
+        lowest, highest = [min(column) for column in columns], [max(column) for column in columns]
         axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
 
 

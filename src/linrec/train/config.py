@@ -107,8 +107,8 @@ class LoopConfig:
             begins with empty states.
         seed: seed of initialisation, of the order of the samples and of dropout; the task has its own seed.
         eval_every: steps between evaluations on the validation split.
-        eval_batches: number of batches per evaluation, from the start of the split; None takes the whole
-            split. Final scores are always of whole splits.
+        eval_batches: number of batches per evaluation, from the start of the split or, with `carry_state`, of
+            each of its streams; None takes the whole split. Final scores are always of whole splits.
         keep: the model to keep and to score at the end: "last" is the model of the last step, "best" the
             model of the lowest validation loss, which has its own file.
         patience: number of evaluations in a row without a new best model after which the run stops early;

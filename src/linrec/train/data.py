@@ -129,6 +129,9 @@ class Batches:
         source = self._source.of_epoch(seed=self.seed, epoch=epoch)
         if self._streams:
             order = stream_order(self._size, self.batch_size)
+            # the samples left out are at the start or at the end of the text, or at both
+            spare = np.random.default_rng([self.seed, epoch, 2]).integers(self._size % self.batch_size + 1)
+            order += int(spare)
         else:
             order = epoch_order(self._size, seed=self.seed, epoch=epoch)
         for batch in range(start, len(self)):

@@ -194,7 +194,7 @@ def evaluate(
         task: the task, whose `score` may add scores.
         split: the samples.
         batch_size: sequences per batch, summed over all processes.
-        batches: number of batches from the start of the split; None takes the whole split.
+        batches: number of batches from the start of the split, or of each stream; None takes all.
         carry_state: whether each sequence of a language model begins with the final state of the sequence in
             its row of the batch before. The split is cut into `batch_size` streams of equal length. Rows that
             are beyond the end of a `TokenSplit` have no targets.
