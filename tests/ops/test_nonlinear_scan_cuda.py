@@ -169,7 +169,10 @@ def test_calls_do_not_keep_memory():
     for _ in range(30):
         outcome(elman, *given)
     torch.cuda.synchronize()
-    assert (torch.cuda.memory_reserved(), torch.cuda.memory_allocated()) == before
+    reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    # less where graphs of other tests are collected meanwhile
+    assert reserved <= before[0]
+    assert allocated <= before[1]
 
 
 def test_other_streams_have_memory_of_their_own():
