@@ -54,6 +54,9 @@ class TransformerXL(SegmentMixer):
     When training starts, weights, u and v are normal with a standard deviation of 0.02, as in the released
     code.
 
+    In the released code's training, the memory passes from batch to batch: `linrec train lm
+    --loop.carry-state`. Without it, each sequence begins with an empty memory.
+
     Args:
         d_model: width of the sequence.
         n_heads: heads. None is the largest number that divides `d_model` and leaves at least 64 channels to
