@@ -231,8 +231,9 @@ def _draw(
     place: int,
     marker: style.Marker = "",
 ) -> None:
+    columns = zip(*rows, strict=True)
     style.draw_mean_and_range(
-        axes, x, rows, colour=style.colour(place), style=style.dashes(place), marker=marker
+        axes, x, columns, colour=style.colour(place), style=style.dashes(place), marker=marker
     )
 
 

@@ -1,5 +1,6 @@
 """The state of a generation, and the names of its tensors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Int64
@@ -54,7 +55,7 @@ def named(tree: State, name: str) -> dict[str, Tensor]:
     return found
 
 
-def filled(tree: State, name: str, tensors: dict[str, Tensor]) -> State:
+def filled(tree: State, name: str, tensors: Mapping[str, Tensor]) -> State:
     """Return a tree of the same structure with other tensors; a missing name becomes None.
 
     Args:

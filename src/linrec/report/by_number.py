@@ -54,7 +54,7 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
     places, columns = range(len(points)), [scores for _, scores, _ in points]
     figure = style.make_figure(height=3.2)
     axes = figure.subplots()
-    style.draw_columns(axes, places, columns, colour=style.colour(0), marker="o")
+    style.draw_mean_and_range(axes, places, columns, colour=style.colour(0), marker="o")
     style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
     axes.set_xticks(places, [str(number) for number, _, _ in points])
     return figure

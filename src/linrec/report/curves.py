@@ -52,7 +52,8 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
                 steps, rows = _aligned(arm.runs, split, quantity)
                 if rows:
                     drawn = True
-                    style.draw_mean_and_range(axes, steps, rows, colour=style.colour(index), style=line)
+                    columns = zip(*rows, strict=True)
+                    style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
         style.finish_axes(axes, y=title)
         _mark_chance(axes, quantity, arms)
     if quantities is ERROR:

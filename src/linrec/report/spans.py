@@ -47,7 +47,8 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
         if members:
             spans, rows = _aligned(members)
-            style.draw_mean_and_range(axes, spans, rows, colour=style.colour(index), label=arm.label)
+            columns = zip(*rows, strict=True)
+            style.draw_mean_and_range(axes, spans, columns, colour=style.colour(index), label=arm.label)
     for chance in chances:
         label = f"chance {chance:.3g}"
         axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)), label=label)

@@ -1,7 +1,7 @@
 """Style of all pictures: size, legible letters, and colours that colour-blind readers tell apart."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -61,29 +61,15 @@ def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
 def draw_mean_and_range(
     axes: Axes,
     x: Sequence[float],
-    rows: Sequence[Sequence[float]],
+    columns: Iterable[Sequence[float]],
     *,
     colour: str,
     label: str = "",
     style: LineStyle = "-",
     marker: Marker = "",
 ) -> None:
-    """Draw the mean of several curves on the same `x` as a line, and their lowest to highest as a band."""
-    columns = list(zip(*rows, strict=True))
-    draw_columns(axes, x, columns, colour=colour, label=label, style=style, marker=marker)
-
-
-def draw_columns(
-    axes: Axes,
-    x: Sequence[float],
-    columns: Sequence[Sequence[float]],
-    *,
-    colour: str,
-    label: str = "",
-    style: LineStyle = "-",
-    marker: Marker = "",
-) -> None:
-    """Draw as `draw_mean_and_range`, from the values at each `x`, of which there may be more or fewer."""
+    """Draw the mean of the values at each `x` as a line, and their lowest to highest as a band."""
+    columns = list(columns)
     means = [mean_and_spread(column).mean for column in columns]
     axes.plot(x, means, style, marker=marker, color=colour, linewidth=1.6, label=label)
     if any(len(column) > 1 for column in columns):

@@ -94,15 +94,14 @@ def restore_state(
 
 
 def carried_state(checkpoint: Checkpoint, like: Tree, device: torch.device) -> Tree:
-    """Return the state `carried` that `gather_state` stored, on a device; None if the checkpoint has none.
+    """Return the argument `carried` of `gather_state`, on a device.
 
     Args:
-        checkpoint: the checkpoint.
+        checkpoint: a checkpoint of a run that carries states.
         like: a state of the model, such as its initial state, with the same structure.
         device: where the batches are.
     """
-    stored = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("carried.")}
-    return map_tree(lambda part: part.to(device), filled(like, "carried", stored)) if stored else None
+    return map_tree(lambda part: part.to(device), filled(like, "carried", checkpoint.tensors))
 
 
 def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Set[str]]:
