@@ -75,8 +75,10 @@ class LowerBounds(Float32Module):
             return torch.sigmoid(gamma[layer])
         if self.kind == "decreasing":
             layer = self.n_layers - 1 - layer
+        row = torch.arange(self.n_layers, device=gamma.device)[:, None]
+        # a mask has one shape for all layers, so that compiled code serves them all at full speed;
         # leaving the first row out of the sum makes the first bound exactly zero
-        return torch.softmax(gamma, 0)[1 : layer + 1].sum(0)
+        return torch.softmax(gamma, 0).masked_fill((row < 1) | (row > layer), 0).sum(0)
 
 
 # tests check annotations by isinstance
