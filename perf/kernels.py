@@ -118,7 +118,8 @@ def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[
     """
     for calls in (1, steps):
         torch.cuda.synchronize(device)
-        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
+        # without `acc_events`, torch 2.11 warns of events that a further cycle would drop
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
             for _ in range(calls):
                 step()
             torch.cuda.synchronize(device)

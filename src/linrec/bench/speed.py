@@ -130,8 +130,9 @@ def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
     if device.type != "cpu":
         return None
     # the process's peak memory would include everything before this step
+    # without `acc_events`, torch 2.11 warns of events that a further cycle would drop
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
         step()
     taken = most = 0
