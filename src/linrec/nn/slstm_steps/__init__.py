@@ -23,7 +23,7 @@ BACKENDS = (
         fused,
         "one kernel for all steps, on GPUs",
         accepts=fits,
-        requires="inputs in single or half precision",
+        requires="inputs in single or half precision, and heads of at most 1,024 channels",
     ),
     Backend("recurrent", "torch", lambda given: by_step(given)[:2], "a loop over time"),
 )

@@ -13,12 +13,16 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 KERNELS = Kernels("nonlinear.slstm_triton")
-ROWS = 16
-"""Batch rows of a program, the fewest that matrix units multiply. More programs keep more of a GPU busy."""
+CHUNK = 64
+"""Channels that a program multiplies at a time, if it shares a head."""
 HELD = 2**17
 """Bytes of weights that a program holds at most, in shared memory; products of tf32x3 hold them twice."""
-TILE = 64
-"""Channels of a tile at most, if a program does not hold all weights."""
+NARROWEST = 16
+"""Channels of a program at least, the fewest that matrix units multiply; batch rows likewise."""
+MOST_ROWS = 32
+"""Batch rows of a program at most: more would need more registers than there are."""
+LARGEST = 1024
+"""Channels of a head at most."""
 
 
 class Outputs(NamedTuple):
@@ -51,8 +55,9 @@ KEPT = ("largest", "gates", "cells", "normalizers", "largests")
 
 
 def fits(given: Steps) -> bool:
-    """Return whether the kernel takes these dtypes."""
-    return all(x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in (given.Wx, given.R))
+    """Return whether the kernel takes these dtypes and heads."""
+    dtypes = {given.Wx.dtype, given.R.dtype}
+    return dtypes <= {torch.float32, torch.bfloat16, torch.float16} and given.R.shape[1] <= LARGEST
 
 
 def fused(given: Steps) -> tuple[Tensor, Ends]:
@@ -109,27 +114,64 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
     from triton.runtime.errors import OutOfResources
 
     batch, time, _, heads, size = given.Wx.shape
-    precision, whole = _precision(given.R.dtype), max(16, power_of_2(size))
-    copies = 2 if precision == "tf32x3" else 1
-    held = 4 * whole**2 * given.R.itemsize * copies <= HELD
-    smaller = max(16, min(whole // 2, TILE))
-    programs = heads * -(-batch // ROWS)
-    if programs == 0 or size == 0:
+    if 0 in (batch, heads, size):
         return
-    # GPUs with little shared memory take smaller tiles
-    for block in (whole, smaller) if held and whole > smaller else (smaller,):
+    device, precision = given.Wx.device, _precision(given.R.dtype)
+    processors = _multiprocessors(device)
+    plans = _plans(size, given.R.itemsize * (2 if precision == "tf32x3" else 1), processors)
+    # GPUs with little shared memory take smaller blocks
+    for width, block, held in plans:
+        parts = width // block
+        rows = NARROWEST
+        # programs that wait for others must all run at the same time
+        while parts > 1 and rows < MOST_ROWS and heads * -(-batch // rows) * parts > processors:
+            rows *= 2
+        groups = heads * -(-batch // rows)
+        at_once = groups if parts == 1 else processors // parts
+        cooperative = {"launch_cooperative_grid": True} if parts > 1 else {}
+        arrived = torch.zeros(groups if parts > 1 else 0, dtype=torch.int32, device=device)
         try:
-            # a kernel that does not fit raises before it is launched
-            with on_device(given.Wx.device):
-                run[(programs,)](
-                    *tensors, batch, time, HEADS=heads, SIZE=size, ROWS=ROWS, BLOCK=block,
-                    TILES=-(-size // block), HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
-                    PRECISION=precision, num_warps=4 if whole <= TILE else 8, num_stages=1, **options,
-                )  # fmt: skip
+            with on_device(device):
+                for first in range(0, groups, at_once):
+                    # a kernel that does not fit raises before it is launched
+                    run[(min(at_once, groups - first) * parts,)](
+                        *tensors, arrived, batch, time, first, HEADS=heads, SIZE=size, ROWS=rows, WIDTH=width,
+                        CHUNK=width if parts == 1 else min(width, CHUNK), BLOCK=block, PARTS=parts,
+                        HELD=held, HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
+                        PRECISION=precision, num_warps=4 if width <= 64 else 8, num_stages=1, **cooperative,
+                        **options,
+                    )  # fmt: skip
             return
         except OutOfResources:
-            if block == smaller:
+            if (width, block, held) == plans[-1]:
                 raise
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """Return how many programs run at the same time; on CPUs, the interpreter runs one after another."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _plans(size: int, itemsize: int, processors: int) -> list[tuple[int, int, bool]]:
+    """Return channels of a head, channels of a program, and whether it holds its weights; the best first.
+
+    Args:
+        size: channels of a head.
+        itemsize: bytes of a weight.
+        processors: programs that can run at the same time, one for each multiprocessor.
+
+    Example:
+        >>> _plans(256, 4, processors=132)
+        [(256, 32, True), (256, 16, True), (256, 16, False)]
+    """
+    width = max(NARROWEST, power_of_2(size))
+    # a head's programs run at the same time
+    narrowest = max(NARROWEST, width >> (processors.bit_length() - 1))
+    blocks = [width]
+    while blocks[-1] > narrowest:
+        blocks.append(blocks[-1] // 2)
+    held = [(width, block, True) for block in blocks if 4 * width * block * itemsize <= HELD]
+    return [*held, (width, blocks[-1], False)]
 
 
 def _by_gate(R: Tensor) -> Tensor:

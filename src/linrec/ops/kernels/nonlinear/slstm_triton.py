@@ -1,11 +1,14 @@
 """GPU kernels of the sLSTM's loop; imported at the first use, because importing Triton is slow.
 
-A program runs all steps of a head and of ROWS batch rows, in TILES tiles (ROWS, BLOCK) of channels. If one
-tile has all channels of a head, the program loads the recurrent weights once, before the first step, and
-holds them in shared memory. Else every step reads them, tile by tile, from the GPU's cache.
+A program runs all steps of a head and of ROWS batch rows. It computes BLOCK channels from all WIDTH channels
+of the step before, which it multiplies in pieces of CHUNK. With HELD it loads its recurrent weights once,
+before the first step, and holds them in shared memory; else every step loads them.
 
-The states are in memory, where any thread of the program can read them: the cache holds them. A barrier
-separates the steps. No load may move to an earlier step, so kernels are launched with `num_stages=1`.
+If the weights of a head do not fit into one multiprocessor, PARTS programs share the head. After each step
+they exchange their channels through memory, and a counter in memory tells when all have written theirs. Each
+program occupies a multiprocessor while it waits, so all programs of a launch must run at the same time: they
+are launched as a cooperative grid. No load may move to an earlier step, so kernels are launched with
+`num_stages=1`. A program that has a head of its own keeps the channels in registers, and CHUNK is WIDTH.
 
 The forward kernel saves the arguments of the gates, and the states that each step starts from. The backward
 kernel needs no other values. The gradient of the weights is a single product over all steps, which follows
@@ -20,18 +23,31 @@ import triton.language as tl
 
 
 @triton.jit
-def _place(batch, HEADS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the head and the batch rows of a program, and which rows exist."""
-    rows = tl.program_id(0) // HEADS * ROWS + tl.arange(0, ROWS).to(tl.int64)
-    return tl.program_id(0) % HEADS, rows, rows < batch
+def _place(batch, first, HEADS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the group of a program, its head and batch rows, and which rows exist.
+
+    A group is PARTS programs; `first` is the first group of the launch.
+    """
+    group = first + tl.program_id(0) // PARTS
+    rows = group // HEADS * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    return group, group % HEADS, rows, rows < batch
 
 
 @triton.jit
-def _load(x, place, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load tile `j` of vectors of SIZE channels; `place` is the number of vectors before them."""
+def _load(  # type: ignore[no-untyped-def]
+    x, place, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr = False
+):
+    """Load block `j` of vectors of SIZE channels; `place` is the number of vectors before them.
+
+    SHARED means that other programs wrote them, which the cache of this multiprocessor does not see.
+    """
     channels = j * BLOCK + tl.arange(0, BLOCK)
     at = x + place[:, None] * SIZE + channels[None, :]
-    return tl.load(at, mask=inside[:, None] & (channels < SIZE)[None, :], other=0.0).to(tl.float32)
+    mask = inside[:, None] & (channels < SIZE)[None, :]
+    if SHARED:
+        return tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    else:
+        return tl.load(at, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -42,15 +58,74 @@ def _store(x, value, place, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weights(R, head, k, j, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the weights of the gates from tile `k` to tile `j`; R is (h, 4, d, d)."""
-    inputs, outputs = k * BLOCK + tl.arange(0, BLOCK), j * BLOCK + tl.arange(0, BLOCK)
-    mask = (inputs < SIZE)[:, None] & (outputs < SIZE)[None, :]
-    tiles = ()
+def _weights(R, head, gate, k, j, SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the weights of a gate from chunk `k` to block `j`; R is (h, 4, d, d)."""
+    inputs, outputs = k * CHUNK + tl.arange(0, CHUNK), j * BLOCK + tl.arange(0, BLOCK)
+    at = R + ((head * 4 + gate) * SIZE + inputs)[:, None] * SIZE + outputs[None, :]
+    return tl.load(at, mask=(inputs < SIZE)[:, None] & (outputs < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _held_weights(  # type: ignore[no-untyped-def]
+    R, head, j, SIZE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    HELD: tl.constexpr,
+):  # fmt: skip
+    """Load the weights of all chunks and gates to block `j`, in the order of chunks; none without HELD."""
+    held = ()
+    if HELD:
+        for k in tl.static_range(WIDTH // CHUNK):
+            for gate in tl.static_range(4):
+                held = held + (_weights(R, head, gate, k, j, SIZE, CHUNK, BLOCK),)  # noqa: RUF005
+    return held
+
+
+@triton.jit
+def _product(  # type: ignore[no-untyped-def]
+    total, x, R, held, head, gate: tl.constexpr, k, j, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return `total` plus the product of chunk `k` of x and the weights of a gate."""
+    weights = held[k * 4 + gate] if HELD else _weights(R, head, gate, k, j, SIZE, CHUNK, BLOCK)
+    return tl.dot(x.to(R.dtype.element_ty), weights, total, input_precision=PRECISION)
+
+
+@triton.jit
+def _forward_chunk(  # type: ignore[no-untyped-def]
+    totals, hidden, start, place, end, step, inside, cut, R, held, head, k, j, SIZE: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, HAS_RESET: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the arguments of the gates plus the products of chunk `k` of h before the step."""
+    h = _load(hidden, place, inside & (step > 0), k, SIZE, CHUNK, SHARED=True)
+    h += _load(start, end, inside & (step == 0), k, SIZE, CHUNK)
+    h = _cut(h, cut, 0.0, HAS_RESET)
+    sums = ()
     for gate in tl.static_range(4):
-        at = R + ((head * 4 + gate) * SIZE + inputs)[:, None] * SIZE + outputs[None, :]
-        tiles = tiles + (tl.load(at, mask=mask, other=0.0),)  # noqa: RUF005
-    return tiles
+        total = _product(totals[gate], h, R, held, head, gate, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
+        sums = sums + (total,)  # noqa: RUF005
+    return sums
+
+
+@triton.jit
+def _backward_chunk(  # type: ignore[no-untyped-def]
+    total, dWx, at, inside, R, held, head, k, j, HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of h before the step plus the products of chunk `k` of the gates' gradients."""
+    for gate in tl.static_range(4):
+        change = _load(dWx, (at * 4 + gate) * HEADS + head, inside, k, SIZE, CHUNK, SHARED=True)
+        total = _product(total, change, R, held, head, gate, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
+    return total
+
+
+@triton.jit
+def _meet(arrived, goal):  # type: ignore[no-untyped-def]
+    """Wait until `goal` programs of the group have come here, so that each sees what the others stored."""
+    tl.debug_barrier()
+    tl.atomic_add(arrived, 1)
+    while tl.atomic_add(arrived, 0) < goal:
+        pass
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -93,123 +168,171 @@ def _log_forget(f, SIGMOID: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def slstm(  # type: ignore[no-untyped-def]
-    Wx, R, start, reset, hidden, last, cell, normalizer, largest, gates, cells, normalizers, largests, batch,
-    time, HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TILES: tl.constexpr, HAS_RESET: tl.constexpr, SIGMOID: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    Wx, R, start, reset, hidden, last, cell, normalizer, largest, gates, cells, normalizers, largests,
+    arrived, batch, time, first, HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr,
+    HAS_RESET: tl.constexpr, SIGMOID: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fill `hidden` (b, t, h, d) and `last`, from the hidden state `start`.
 
-    `cell`, `normalizer` and `largest` hold the first state, and hold the last at the end. The arrays after
-    them are filled with KEEP.
+    `cell`, `normalizer` and `largest` hold the first state, and hold the last at the end. The four arrays
+    after them are filled with KEEP. `arrived` counts from zero for each group.
     """
-    head, rows, inside = _place(batch, HEADS, ROWS)
-    end = rows * HEADS + head
-    weights = _weights(R, head, 0, 0, SIZE, BLOCK)
+    group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
+    j, end = tl.program_id(0) % PARTS, rows * HEADS + head
+    held = _held_weights(R, head, j, SIZE, WIDTH, CHUNK, BLOCK, HELD)
+    h = _load(start, end, inside, j, SIZE, BLOCK)
+    c = _load(cell, end, inside, j, SIZE, BLOCK)
+    n = _load(normalizer, end, inside, j, SIZE, BLOCK)
+    m = _load(largest, end, inside, j, SIZE, BLOCK)
     for step in range(time):
         at = rows * time + step
         place = at * HEADS + head
         cut = _resets(reset, at, inside, HAS_RESET)
-        for j in range(TILES):
-            totals = ()
+        c = _cut(c, cut, 0.0, HAS_RESET)
+        n = _cut(n, cut, 0.0, HAS_RESET)
+        m = _cut(m, cut, -float("inf"), HAS_RESET)
+        totals = ()
+        for gate in tl.static_range(4):
+            total = _load(Wx, (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
+            if PARTS == 1:
+                before = _cut(h, cut, 0.0, HAS_RESET)
+                total = _product(
+                    total, before, R, held, head, gate, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION
+                )
+            totals = totals + (total,)  # noqa: RUF005
+        if PARTS > 1:
+            if HELD:
+                for k in tl.static_range(WIDTH // CHUNK):
+                    totals = _forward_chunk(
+                        totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
+                        SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
+                    )  # fmt: skip
+            else:
+                for k in range(WIDTH // CHUNK):
+                    totals = _forward_chunk(
+                        totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
+                        SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
+                    )  # fmt: skip
+        if KEEP:
             for gate in tl.static_range(4):
-                total = _load(Wx, (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
-                totals = totals + (total,)  # noqa: RUF005
-            c = _cut(_load(cell, end, inside, j, SIZE, BLOCK), cut, 0.0, HAS_RESET)
-            n = _cut(_load(normalizer, end, inside, j, SIZE, BLOCK), cut, 0.0, HAS_RESET)
-            m = _cut(_load(largest, end, inside, j, SIZE, BLOCK), cut, -float("inf"), HAS_RESET)
-            for k in range(TILES):
-                if TILES > 1:
-                    weights = _weights(R, head, k, j, SIZE, BLOCK)
-                h = _load(hidden, place - HEADS, inside & (step > 0), k, SIZE, BLOCK)
-                h += _load(start, end, inside & (step == 0), k, SIZE, BLOCK)
-                h = _cut(h, cut, 0.0, HAS_RESET).to(R.dtype.element_ty)
-                sums = ()
-                for gate in tl.static_range(4):
-                    sums = sums + (tl.dot(h, weights[gate], totals[gate], input_precision=PRECISION),)  # noqa: RUF005
-                totals = sums
-            if KEEP:
-                for gate in tl.static_range(4):
-                    _store(gates, totals[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
-                _store(cells, c, place, inside, j, SIZE, BLOCK)
-                _store(normalizers, n, place, inside, j, SIZE, BLOCK)
-                _store(largests, m, place, inside, j, SIZE, BLOCK)
-            log_i, f, z, o = totals
-            kept = _log_forget(f, SIGMOID) + m
-            m = tl.maximum(kept, log_i)
-            i, f = tl.exp(log_i - m), tl.exp(kept - m)
-            c = f * c + i * _tanh(z)
-            n = f * n + i
-            h = _sigmoid(o) * c / n
-            # the threads that read a state may not be those that write it
-            tl.debug_barrier()
-            _store(cell, c, end, inside, j, SIZE, BLOCK)
-            _store(normalizer, n, end, inside, j, SIZE, BLOCK)
-            _store(largest, m, end, inside, j, SIZE, BLOCK)
-            _store(hidden, h, place, inside, j, SIZE, BLOCK)
-            _store(last, h, end, inside, j, SIZE, BLOCK)
-        tl.debug_barrier()
+                _store(gates, totals[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
+            _store(cells, c, place, inside, j, SIZE, BLOCK)
+            _store(normalizers, n, place, inside, j, SIZE, BLOCK)
+            _store(largests, m, place, inside, j, SIZE, BLOCK)
+        log_i, f, z, o = totals
+        kept = _log_forget(f, SIGMOID) + m
+        m = tl.maximum(kept, log_i)
+        i, f = tl.exp(log_i - m), tl.exp(kept - m)
+        c = f * c + i * _tanh(z)
+        n = f * n + i
+        h = _sigmoid(o) * c / n
+        _store(hidden, h, place, inside, j, SIZE, BLOCK)
+        if PARTS > 1:
+            _meet(arrived + group, (step + 1) * PARTS)
+    _store(last, h, end, inside, j, SIZE, BLOCK)
+    _store(cell, c, end, inside, j, SIZE, BLOCK)
+    _store(normalizer, n, end, inside, j, SIZE, BLOCK)
+    _store(largest, m, end, inside, j, SIZE, BLOCK)
 
 
 @triton.jit
 def slstm_gradients(  # type: ignore[no-untyped-def]
-    gates, R, cells, normalizers, largests, reset, dhidden, dh, dc, dn, dWx, batch, time,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-    HAS_RESET: tl.constexpr, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
+    gates, R, cells, normalizers, largests, reset, dhidden, dh, dc, dn, dWx, arrived, batch, time, first,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, HAS_RESET: tl.constexpr,
+    SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fill dWx (b, t, 4, h, d), which is the gradient of the gates' arguments. R has its last axes swapped.
 
     `dh`, `dc` and `dn` hold the gradients of the last state, and hold those of the first at the end. c / n
-    does not depend on m, so no gradient passes m.
+    does not depend on m, so no gradient passes m. `arrived` counts from zero for each group.
     """
-    head, rows, inside = _place(batch, HEADS, ROWS)
-    end = rows * HEADS + head
-    weights = _weights(R, head, 0, 0, SIZE, BLOCK)
+    group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
+    j, end = tl.program_id(0) % PARTS, rows * HEADS + head
+    held = _held_weights(R, head, j, SIZE, WIDTH, CHUNK, BLOCK, HELD)
+    of_hidden = _load(dh, end, inside, j, SIZE, BLOCK)
+    of_next_cell = _load(dc, end, inside, j, SIZE, BLOCK)
+    of_next_normalizer = _load(dn, end, inside, j, SIZE, BLOCK)
     for back in range(time):
         at = rows * time + (time - 1 - back)
         place = at * HEADS + head
         cut = _resets(reset, at, inside, HAS_RESET)
-        for j in range(TILES):
-            log_i = _load(gates, (at * 4 + 0) * HEADS + head, inside, j, SIZE, BLOCK)
-            argument = _load(gates, (at * 4 + 1) * HEADS + head, inside, j, SIZE, BLOCK)
-            z = _tanh(_load(gates, (at * 4 + 2) * HEADS + head, inside, j, SIZE, BLOCK))
-            o = _sigmoid(_load(gates, (at * 4 + 3) * HEADS + head, inside, j, SIZE, BLOCK))
-            c = _load(cells, place, inside, j, SIZE, BLOCK)
-            n = _load(normalizers, place, inside, j, SIZE, BLOCK)
-            kept = _log_forget(argument, SIGMOID) + _load(largests, place, inside, j, SIZE, BLOCK)
-            m = tl.maximum(kept, log_i)
-            i, f = tl.exp(log_i - m), tl.exp(kept - m)
-            normalizer = f * n + i
-            share = (f * c + i * z) / normalizer
-            # h = o * share
-            d = _load(dh, end, inside, j, SIZE, BLOCK) + _load(dhidden, place, inside, j, SIZE, BLOCK)
-            of_cell = _load(dc, end, inside, j, SIZE, BLOCK) + d * o / normalizer
-            of_normalizer = _load(dn, end, inside, j, SIZE, BLOCK) - d * o * share / normalizer
-            of_f = (of_cell * c + of_normalizer * n) * f
-            if SIGMOID:
-                of_f *= _sigmoid(-argument)
-            changes = (
-                (of_cell * z + of_normalizer) * i,
-                of_f,
-                of_cell * i * (1 - z * z),
-                d * share * o * (1 - o),
-            )
-            # the threads that read a gradient may not be those that write it
-            tl.debug_barrier()
+        log_i = _load(gates, (at * 4 + 0) * HEADS + head, inside, j, SIZE, BLOCK)
+        argument = _load(gates, (at * 4 + 1) * HEADS + head, inside, j, SIZE, BLOCK)
+        z = _tanh(_load(gates, (at * 4 + 2) * HEADS + head, inside, j, SIZE, BLOCK))
+        o = _sigmoid(_load(gates, (at * 4 + 3) * HEADS + head, inside, j, SIZE, BLOCK))
+        c = _load(cells, place, inside, j, SIZE, BLOCK)
+        n = _load(normalizers, place, inside, j, SIZE, BLOCK)
+        kept = _log_forget(argument, SIGMOID) + _load(largests, place, inside, j, SIZE, BLOCK)
+        m = tl.maximum(kept, log_i)
+        i, f = tl.exp(log_i - m), tl.exp(kept - m)
+        normalizer = f * n + i
+        share = (f * c + i * z) / normalizer
+        # h = o * share
+        d = of_hidden + _load(dhidden, place, inside, j, SIZE, BLOCK)
+        of_cell = of_next_cell + d * o / normalizer
+        of_normalizer = of_next_normalizer - d * o * share / normalizer
+        of_f = (of_cell * c + of_normalizer * n) * f
+        if SIGMOID:
+            of_f *= _sigmoid(-argument)
+        changes = (
+            (of_cell * z + of_normalizer) * i,
+            of_f,
+            of_cell * i * (1 - z * z),
+            d * share * o * (1 - o),
+        )
+        for gate in tl.static_range(4):
+            _store(dWx, changes[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
+        of_next_cell = _cut(of_cell * f, cut, 0.0, HAS_RESET)
+        of_next_normalizer = _cut(of_normalizer * f, cut, 0.0, HAS_RESET)
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        if PARTS == 1:
             for gate in tl.static_range(4):
-                _store(dWx, changes[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
-            _store(dc, _cut(of_cell * f, cut, 0.0, HAS_RESET), end, inside, j, SIZE, BLOCK)
-            _store(dn, _cut(of_normalizer * f, cut, 0.0, HAS_RESET), end, inside, j, SIZE, BLOCK)
-        tl.debug_barrier()
-        for k in range(TILES):
-            total = tl.zeros((ROWS, BLOCK), tl.float32)
-            for j in range(TILES):
-                if TILES > 1:
-                    weights = _weights(R, head, j, k, SIZE, BLOCK)
-                for gate in tl.static_range(4):
-                    change = _load(dWx, (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
-                    total = tl.dot(
-                        change.to(R.dtype.element_ty), weights[gate], total, input_precision=PRECISION
+                total = _product(
+                    total, changes[gate], R, held, head, gate, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION
+                )
+        else:
+            _meet(arrived + group, (back + 1) * PARTS)
+            if HELD:
+                for k in tl.static_range(WIDTH // CHUNK):
+                    total = _backward_chunk(
+                        total,
+                        dWx,
+                        at,
+                        inside,
+                        R,
+                        held,
+                        head,
+                        k,
+                        j,
+                        HEADS,
+                        SIZE,
+                        CHUNK,
+                        BLOCK,
+                        HELD,
+                        PRECISION,
                     )
-            _store(dh, _cut(total, cut, 0.0, HAS_RESET), end, inside, k, SIZE, BLOCK)
-        tl.debug_barrier()
+            else:
+                for k in range(WIDTH // CHUNK):
+                    total = _backward_chunk(
+                        total,
+                        dWx,
+                        at,
+                        inside,
+                        R,
+                        held,
+                        head,
+                        k,
+                        j,
+                        HEADS,
+                        SIZE,
+                        CHUNK,
+                        BLOCK,
+                        HELD,
+                        PRECISION,
+                    )
+        of_hidden = _cut(total, cut, 0.0, HAS_RESET)
+    _store(dh, of_hidden, end, inside, j, SIZE, BLOCK)
+    _store(dc, of_next_cell, end, inside, j, SIZE, BLOCK)
+    _store(dn, of_next_normalizer, end, inside, j, SIZE, BLOCK)
