@@ -90,6 +90,7 @@ def test_whole_pieces_of_a_prompt_are_compiled_unless_the_state_grows(name, expe
     whole = prefill.prefill(model, tokens, None, None, "32-true")
     counted = CompileCounter()
     parts = with_parts_compiled(model, backend=counted)
+    assert parts.state_dict().keys() == model.state_dict().keys()
     lengths = []
     hidden = parts.hidden
     monkeypatch.setattr(prefill, "COMPILED_STEPS", 3)

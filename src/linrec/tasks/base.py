@@ -334,8 +334,8 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
 
     Example:
         >>> split = Split(torch.zeros(2, 1, 1), torch.tensor([[1.0], [3.0]]))
-        >>> errors_of_numbers(torch.tensor([[1.0], [1.0]]), split)
-        {'mse': 2.0, 'mae': 1.0, 'nrmse': 1.4142135623730951}
+        >>> errors_of_numbers(torch.tensor([[3.0], [1.0]]), split)
+        {'mse': 4.0, 'mae': 2.0, 'nrmse': 2.0}
     """
     if not predictions.is_floating_point():
         raise TypeError(

@@ -124,7 +124,7 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
         parts = width // block
         rows = NARROWEST
         # programs that wait for others must all run at the same time
-        while parts > 1 and rows < MOST_ROWS and heads * -(-batch // rows) * parts > processors:
+        while parts > 1 and rows < min(batch, MOST_ROWS) and heads * -(-batch // rows) * parts > processors:
             rows *= 2
         groups = heads * -(-batch // rows)
         at_once = groups if parts == 1 else processors // parts
