@@ -309,7 +309,7 @@ def test_kernels_compile_without_a_gpu(name, block):
     found = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     # weights of 4 gates are held, as two parts
     assert found.metadata.shared >= 2 * 4 * 4 * 64 * block
-    # programs wait for each other alone where they share a head
+    # programs wait for each other only where they share a head
     assert ("atom.global" in found.asm["ptx"]) == (block < 64)
 
 

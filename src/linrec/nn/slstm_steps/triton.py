@@ -22,7 +22,7 @@ NARROWEST = 16
 MOST_ROWS = 32
 """Batch rows of a program at most: more would need more registers than there are."""
 LARGEST = 1024
-"""Channels of a head at most."""
+"""Channels of a head at most: 16 channels of larger heads have more weights than `HELD`, in bfloat16 too."""
 
 
 class Outputs(NamedTuple):
@@ -77,8 +77,8 @@ def _memory(given: Steps, keep: bool) -> Sequence[Space]:
 
 
 def _forward(out: Outputs, given: Steps) -> None:
-    # the kernel replaces the state, step by step
-    for end, start in zip(out[1:5], given[2:6], strict=True):
+    # the kernel reads c, n and m there, and replaces them by the last
+    for end, start in zip(out[2:5], given[3:6], strict=True):
         end.copy_(start)
     _launch(
         KERNELS.slstm, given, given.Wx.contiguous(), _by_gate(given.R).contiguous(),
@@ -148,8 +148,12 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """Return how many programs run at the same time; on CPUs, the interpreter runs one after another."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    """Return how many programs run at the same time at least; the interpreter runs one after another."""
+    from triton import knobs
+
+    if device.type != "cuda" or knobs.runtime.interpret:
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _plans(size: int, itemsize: int, processors: int) -> list[tuple[int, int, bool]]:

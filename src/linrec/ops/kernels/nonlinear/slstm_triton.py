@@ -5,10 +5,11 @@ of the step before, which it multiplies in pieces of CHUNK. With HELD it loads i
 before the first step, and holds them in shared memory; else every step loads them.
 
 If the weights of a head do not fit into one multiprocessor, PARTS programs share the head. After each step
-they exchange their channels through memory, and a counter in memory tells when all have written theirs. Each
-program occupies a multiprocessor while it waits, so all programs of a launch must run at the same time: they
-are launched as a cooperative grid. No load may move to an earlier step, so kernels are launched with
-`num_stages=1`. A program that has a head of its own keeps the channels in registers, and CHUNK is WIDTH.
+they exchange their channels through memory, and a counter in memory tells when all have written theirs. A
+program that waits does not make room for one that has not started, so all programs of a launch must run at
+the same time: they are launched as a cooperative grid. No load may move to an earlier step, so kernels are
+launched with `num_stages=1`. A program that has a head of its own keeps the channels in registers, and CHUNK
+is WIDTH.
 
 The forward kernel saves the arguments of the gates, and the states that each step starts from. The backward
 kernel needs no other values. The gradient of the weights is a single product over all steps, which follows
@@ -90,6 +91,19 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _products(  # type: ignore[no-untyped-def]
+    totals, x, R, held, head, k, j, SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    HELD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return `totals` plus the products of chunk `k` of x and the weights of each gate."""
+    sums = ()
+    for gate in tl.static_range(4):
+        total = _product(totals[gate], x, R, held, head, gate, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
+        sums = sums + (total,)  # noqa: RUF005
+    return sums
+
+
+@triton.jit
 def _forward_chunk(  # type: ignore[no-untyped-def]
     totals, hidden, start, place, end, step, inside, cut, R, held, head, k, j, SIZE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, HAS_RESET: tl.constexpr,
@@ -99,11 +113,7 @@ def _forward_chunk(  # type: ignore[no-untyped-def]
     h = _load(hidden, place, inside & (step > 0), k, SIZE, CHUNK, SHARED=True)
     h += _load(start, end, inside & (step == 0), k, SIZE, CHUNK)
     h = _cut(h, cut, 0.0, HAS_RESET)
-    sums = ()
-    for gate in tl.static_range(4):
-        total = _product(totals[gate], h, R, held, head, gate, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
-        sums = sums + (total,)  # noqa: RUF005
-    return sums
+    return _products(totals, h, R, held, head, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
 
 
 @triton.jit
@@ -120,7 +130,7 @@ def _backward_chunk(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _meet(arrived, goal):  # type: ignore[no-untyped-def]
-    """Wait until `goal` programs of the group have come here, so that each sees what the others stored."""
+    """Wait until the programs of a group have come here `goal` times in all; each sees what all stored."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1)
     while tl.atomic_add(arrived, 0) < goal:
@@ -192,28 +202,25 @@ def slstm(  # type: ignore[no-untyped-def]
         c = _cut(c, cut, 0.0, HAS_RESET)
         n = _cut(n, cut, 0.0, HAS_RESET)
         m = _cut(m, cut, -float("inf"), HAS_RESET)
+        # all loads are issued before the first product waits for one
         totals = ()
         for gate in tl.static_range(4):
-            total = _load(Wx, (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
-            if PARTS == 1:
-                before = _cut(h, cut, 0.0, HAS_RESET)
-                total = _product(
-                    total, before, R, held, head, gate, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION
-                )
-            totals = totals + (total,)  # noqa: RUF005
-        if PARTS > 1:
-            if HELD:
-                for k in tl.static_range(WIDTH // CHUNK):
-                    totals = _forward_chunk(
-                        totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
-                        SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
-                    )  # fmt: skip
-            else:
-                for k in range(WIDTH // CHUNK):
-                    totals = _forward_chunk(
-                        totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
-                        SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
-                    )  # fmt: skip
+            totals = totals + (_load(Wx, (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK),)  # noqa: RUF005
+        if PARTS == 1:
+            h = _cut(h, cut, 0.0, HAS_RESET)
+            totals = _products(totals, h, R, held, head, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
+        elif HELD:
+            for k in tl.static_range(WIDTH // CHUNK):
+                totals = _forward_chunk(
+                    totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
+                    SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
+                )  # fmt: skip
+        else:
+            for k in range(WIDTH // CHUNK):
+                totals = _forward_chunk(
+                    totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
+                    SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
+                )  # fmt: skip
         if KEEP:
             for gate in tl.static_range(4):
                 _store(gates, totals[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
@@ -246,7 +253,8 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
     """Fill dWx (b, t, 4, h, d), which is the gradient of the gates' arguments. R has its last axes swapped.
 
     `dh`, `dc` and `dn` hold the gradients of the last state, and hold those of the first at the end. c / n
-    does not depend on m, so no gradient passes m. `arrived` counts from zero for each group.
+    does not depend on m, so no gradient passes m. `arrived` counts from zero for each group. Programs that
+    share a head exchange dWx in its dtype.
     """
     group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
     j, end = tl.program_id(0) % PARTS, rows * HEADS + head
@@ -287,51 +295,23 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
         of_next_cell = _cut(of_cell * f, cut, 0.0, HAS_RESET)
         of_next_normalizer = _cut(of_normalizer * f, cut, 0.0, HAS_RESET)
         total = tl.zeros((ROWS, BLOCK), tl.float32)
+        if PARTS > 1:
+            _meet(arrived + group, (back + 1) * PARTS)
         if PARTS == 1:
             for gate in tl.static_range(4):
                 total = _product(
                     total, changes[gate], R, held, head, gate, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION
                 )
+        elif HELD:
+            for k in tl.static_range(WIDTH // CHUNK):
+                total = _backward_chunk(
+                    total, dWx, at, inside, R, held, head, k, j, HEADS, SIZE, CHUNK, BLOCK, HELD, PRECISION
+                )
         else:
-            _meet(arrived + group, (back + 1) * PARTS)
-            if HELD:
-                for k in tl.static_range(WIDTH // CHUNK):
-                    total = _backward_chunk(
-                        total,
-                        dWx,
-                        at,
-                        inside,
-                        R,
-                        held,
-                        head,
-                        k,
-                        j,
-                        HEADS,
-                        SIZE,
-                        CHUNK,
-                        BLOCK,
-                        HELD,
-                        PRECISION,
-                    )
-            else:
-                for k in range(WIDTH // CHUNK):
-                    total = _backward_chunk(
-                        total,
-                        dWx,
-                        at,
-                        inside,
-                        R,
-                        held,
-                        head,
-                        k,
-                        j,
-                        HEADS,
-                        SIZE,
-                        CHUNK,
-                        BLOCK,
-                        HELD,
-                        PRECISION,
-                    )
+            for k in range(WIDTH // CHUNK):
+                total = _backward_chunk(
+                    total, dWx, at, inside, R, held, head, k, j, HEADS, SIZE, CHUNK, BLOCK, HELD, PRECISION
+                )
         of_hidden = _cut(total, cut, 0.0, HAS_RESET)
     _store(dh, of_hidden, end, inside, j, SIZE, BLOCK)
     _store(dc, of_next_cell, end, inside, j, SIZE, BLOCK)
