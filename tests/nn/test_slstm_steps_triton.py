@@ -15,6 +15,14 @@ pytest.importorskip("triton")
 pytestmark = quiet
 
 
+@pytest.fixture(params=[5, 20])
+def size(request, monkeypatch):
+    """Channels of a head. If 20, programs on a GPU share it, and hold weights in half precision alone."""
+    if request.param == 20:
+        monkeypatch.setattr(triton, "HELD", 4 * 32 * 16 * 2)
+    return request.param
+
+
 def draw(batch, time, heads, size, *, reset=None, sigmoid=True, fresh=False, dtype=torch.float32):
     """Inputs, of which the recurrent weights matter, on a state as other steps leave it."""
     random = generator(batch + time + size)
@@ -55,8 +63,8 @@ def check(given, dtype=torch.float32):
 @on_either
 @pytest.mark.parametrize("time", tiered([0, 4], [1, 9]))
 @pytest.mark.parametrize("fresh", [True, False])
-def test_lengths(time, fresh):
-    check(draw(2, time, 2, 5, fresh=fresh))
+def test_lengths(time, fresh, size):
+    check(draw(2, time, 2, size, fresh=fresh))
 
 
 @thorough
@@ -70,8 +78,8 @@ def test_weights_that_are_held_and_that_each_step_loads(batch, size, held, monke
 
 @on_either
 @pytest.mark.parametrize("fresh", [True, False])
-def test_exponential_forget_gates(fresh):
-    check(draw(2, 5, 2, 5, sigmoid=False, fresh=fresh))
+def test_exponential_forget_gates(fresh, size):
+    check(draw(2, 5, 2, size, sigmoid=False, fresh=fresh))
 
 
 @on_either
@@ -84,19 +92,19 @@ def test_gates_whose_exponential_overflows(sigmoid):
 
 
 @on_either
-def test_resets():
+def test_resets(size):
     reset = reset_mask(3, 6, rate=0.3, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
-    given = draw(3, 6, 2, 5, reset=reset)
+    given = draw(3, 6, 2, size, reset=reset)
     # m of the new sequence is low
     given.Wx[:, :, 0] -= 3
     check(given)
 
 
 @on_either
-def test_nothing_passes_a_reset():
+def test_nothing_passes_a_reset(size):
     reset = torch.tensor([[False, False, True, False]], device=DEVICE)
-    given = draw(1, 4, 1, 3, reset=reset)
+    given = draw(1, 4, 1, size, reset=reset)
     expected = by_step(given)
     before, after = slice(0, 2), slice(2, None)
     spoilt = given.Wx.clone()
@@ -118,12 +126,12 @@ def test_nothing_passes_a_reset():
 @thorough
 @on_either
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype):
-    given = draw(2, 4, 2, 8)
+def test_half_precision(dtype, size):
+    given = draw(2, 4, 2, size)
     check(given._replace(Wx=given.Wx.to(dtype)), dtype)
     # the interpreter multiplies the bits of bfloat16 numbers
     if dtype == torch.float16 or not INTERPRETED:
-        check(draw(2, 4, 2, 8, dtype=dtype), dtype)
+        check(draw(2, 4, 2, size, dtype=dtype), dtype)
 
 
 @on_either
