@@ -117,15 +117,14 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
     if 0 in (batch, heads, size):
         return
     device, precision = given.Wx.device, _precision(given.R.dtype)
-    processors = _multiprocessors(device)
-    plans = _plans(size, given.R.itemsize * (2 if precision == "tf32x3" else 1), processors)
+    processors, width = _multiprocessors(device), max(NARROWEST, power_of_2(size))
+    plans = _plans(width, given.R.itemsize * (2 if precision == "tf32x3" else 1), processors)
     # GPUs with little shared memory take smaller blocks
-    for width, block, held in plans:
-        parts = width // block
-        rows = NARROWEST
+    for block, held in plans:
+        parts, rows = width // block, NARROWEST
         # programs that wait for others must all run at the same time
-        while parts > 1 and rows < min(batch, MOST_ROWS) and heads * -(-batch // rows) * parts > processors:
-            rows *= 2
+        if parts > 1 and batch > rows and heads * -(-batch // rows) * parts > processors:
+            rows = MOST_ROWS
         groups = heads * -(-batch // rows)
         at_once = groups if parts == 1 else processors // parts
         cooperative = {"launch_cooperative_grid": True} if parts > 1 else {}
@@ -143,7 +142,7 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
                     )  # fmt: skip
             return
         except OutOfResources:
-            if (width, block, held) == plans[-1]:
+            if (block, held) == plans[-1]:
                 raise
 
 
@@ -156,26 +155,25 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _plans(size: int, itemsize: int, processors: int) -> list[tuple[int, int, bool]]:
-    """Return channels of a head, channels of a program, and whether it holds its weights; the best first.
+def _plans(width: int, itemsize: int, processors: int) -> list[tuple[int, bool]]:
+    """Return the channels of a program, and whether it holds their weights; the best first.
 
     Args:
-        size: channels of a head.
+        width: channels of a head, a power of two.
         itemsize: bytes of a weight.
         processors: programs that can run at the same time, one for each multiprocessor.
 
     Example:
         >>> _plans(256, 4, processors=132)
-        [(256, 32, True), (256, 16, True), (256, 16, False)]
+        [(32, True), (16, True), (16, False)]
     """
-    width = max(NARROWEST, power_of_2(size))
     # a head's programs run at the same time
     narrowest = max(NARROWEST, width >> (processors.bit_length() - 1))
     blocks = [width]
     while blocks[-1] > narrowest:
         blocks.append(blocks[-1] // 2)
-    held = [(width, block, True) for block in blocks if 4 * width * block * itemsize <= HELD]
-    return [*held, (width, blocks[-1], False)]
+    held = [(block, True) for block in blocks if 4 * width * block * itemsize <= HELD]
+    return [*held, (blocks[-1], False)]
 
 
 def _by_gate(R: Tensor) -> Tensor:
