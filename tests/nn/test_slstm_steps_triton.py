@@ -194,8 +194,8 @@ def test_maps_with_gradients():
 
 @thorough
 @on_either
-def test_compiles_into_one_graph():
-    given = draw(2, 3, 1, 3)
+def test_compiles_into_one_graph(size):
+    given = draw(2, 3, 1, size)
     Wx, R = given.Wx.requires_grad_(), given.R.requires_grad_()
 
     def run(Wx, R):
@@ -230,13 +230,13 @@ def test_a_head_is_shared_by_more_programs_where_shared_memory_is_small(monkeypa
     monkeypatch.setattr(triton, "_multiprocessors", lambda device: 12)
     given = draw(70, 2, 2, 60)
     triton._launch(Small(), given)
-    # of two heads and three blocks of 32 rows, three run at the same time
+    # of two heads and two blocks of 64 rows, three run at the same time
     assert launches == [
         (10, 0, 64, 1, 16, True, False),
         (12, 0, 32, 2, 32, True, True),
         (12, 0, 16, 4, 32, True, True),
-        (12, 0, 16, 4, 32, False, True),
-        (12, 3, 16, 4, 32, False, True),
+        (12, 0, 16, 4, 64, False, True),
+        (4, 3, 16, 4, 64, False, True),
     ]
 
     class TooSmall:
@@ -248,6 +248,52 @@ def test_a_head_is_shared_by_more_programs_where_shared_memory_is_small(monkeypa
 
     with pytest.raises(OutOfResources):
         triton._launch(TooSmall(), given)
+
+
+@on_either
+@pytest.mark.parametrize("held", [0, 2**17])
+def test_steps_of_a_head_that_programs_share(held, monkeypatch):
+    """A step at a time, because programs of the interpreter run one after another."""
+    monkeypatch.setattr(triton, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(triton, "HELD", held)
+    monkeypatch.setattr(triton, "CHUNK", 64)
+    given = draw(18, 3, 2, 40, reset=reset_mask(18, 3, rate=0.3, device=DEVICE))
+    expected, end, _ = by_step(wide(given))
+    state, hidden = given[2:6], []
+    for step in range(3):
+        now = slice(step, step + 1)
+        h, state = slstm_steps(given.Wx[:, now], given.R, state, reset=given.reset[:, now], backend="triton")
+        hidden.append(h)
+    assert_agree(torch.cat(hidden, 1), expected, dtype=torch.float32)
+    assert_agree(state, end, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("batch", "width", "itemsize", "rows", "block"),
+    [
+        # all programs run at the same time, with few rows rather than few channels
+        (16, 64, 2, 16, 16),
+        (128, 64, 8, 16, 16),
+        (128, 128, 2, 16, 32),
+        (128, 256, 2, 16, 64),
+        (33, 256, 8, 32, 16),
+        # no more than 16 channels of float32 weights can be held
+        (128, 256, 8, 64, 16),
+        (128, 512, 2, 64, 32),
+        (1000, 64, 2, 64, 32),
+        # launches follow one another
+        (1, 1024, 2, 16, 16),
+        (512, 256, 2, 64, 32),
+    ],
+)
+def test_the_best_plan_of_four_heads(batch, width, itemsize, rows, block):
+    plans = triton._plans(batch, 4, width, itemsize, processors=132)
+    assert plans[0] == (rows, block, 4 * width * block * itemsize)
+    assert plans[-1].held == 0 and max(plan.held for plan in plans) <= triton.HELD
+
+
+def test_weights_that_cannot_be_held():
+    assert triton._plans(40, 4, 1024, 8, processors=132) == [triton.Plan(64, 16, 0)]
 
 
 @on_either
@@ -322,11 +368,31 @@ def test_kernels_compile_without_a_gpu(name, block):
 
 
 @on_a_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [64, 128, 250, 500])
 def test_a_long_sequence_on_a_gpu(size, dtype):
     reset = reset_mask(16, 300, rate=0.01, device=DEVICE)
     check(draw(16, 300, 4, size, reset=reset, dtype=dtype), dtype)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("size", [5, 40])
+def test_a_captured_graph(size):
+    given = draw(4, 20, 2, size)
+    Wx, R = given.Wx.requires_grad_(), given.R.requires_grad_()
+
+    def run():
+        hidden, state = slstm_steps(Wx, R, given[2:6], backend="triton")
+        return hidden, state, torch.autograd.grad(hidden.square().sum(), (Wx, R))
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    with torch.no_grad():
+        Wx.neg_()
+    graph.replay()
+    assert_agree(captured, run())
 
 
 @on_a_gpu

@@ -13,16 +13,32 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 KERNELS = Kernels("nonlinear.slstm_triton")
-CHUNK = 64
-"""Channels that a program multiplies at a time, if it shares a head."""
+CHUNK = 256
+"""Bytes of a row of weights that a program multiplies at a time, if it shares a head."""
 HELD = 2**17
 """Bytes of weights that a program holds at most, in shared memory; products of tf32x3 hold them twice."""
 NARROWEST = 16
-"""Channels of a program at least, the fewest that matrix units multiply; batch rows likewise."""
-MOST_ROWS = 32
-"""Batch rows of a program at most: more would need more registers than there are."""
+"""Channels and batch rows of a program at least, the fewest that matrix units multiply."""
+WIDEST = {16: 64, 32: 32, 64: 32}
+"""Channels of a program at most, for each number of batch rows: more would need more registers than exist."""
+WAIT = 1024
+"""Channels times batch rows that take as long as waiting for other programs; tuned on an H100."""
 LARGEST = 1024
 """Channels of a head at most: 16 channels of larger heads have more weights than `HELD`, in bfloat16 too."""
+
+
+class Plan(NamedTuple):
+    """How programs share the work.
+
+    Attributes:
+        rows: batch rows of a program.
+        block: channels of a program.
+        held: bytes of weights that a program holds; if 0, each step loads them.
+    """
+
+    rows: int
+    block: int
+    held: int
 
 
 class Outputs(NamedTuple):
@@ -81,8 +97,8 @@ def _forward(out: Outputs, given: Steps) -> None:
     for end, start in zip(out[2:5], given[3:6], strict=True):
         end.copy_(start)
     _launch(
-        KERNELS.slstm, given, given.Wx.contiguous(), _by_gate(given.R).contiguous(),
-        given.hidden.float().contiguous(), mask(given.reset, given.Wx), *out, KEEP=out.gates.numel() > 0,
+        KERNELS.slstm, given, given.Wx.contiguous(), given.R.contiguous(), given.hidden.float().contiguous(),
+        mask(given.reset, given.Wx), *out, KEEP=out.gates.numel() > 0,
     )  # fmt: skip
 
 
@@ -94,9 +110,8 @@ def _gradients(given: Steps, kept: Outputs, d: Outputs, needs: Sequence[bool]) -
 def _adjoint(out: Any, given: Steps, kept: Outputs, d: Outputs) -> None:
     dh, dc, dn = (x.clone(memory_format=torch.contiguous_format) for x in d[1:4])
     _launch(
-        KERNELS.slstm_gradients, given, kept.gates, _by_gate(given.R).mT.contiguous(), kept.cells,
-        kept.normalizers, kept.largests, mask(given.reset, given.Wx), d.hidden.contiguous(), dh, dc, dn,
-        out.Wx,
+        KERNELS.slstm_gradients, given, kept.gates, given.R.contiguous(), kept.cells, kept.normalizers,
+        kept.largests, mask(given.reset, given.Wx), d.hidden.contiguous(), dh, dc, dn, out.Wx, parts_of=dh,
     )  # fmt: skip
     for total, x in zip((out.hidden, out.cell, out.normalizer), (dh, dc, dn), strict=True):
         total.copy_(x)
@@ -109,8 +124,12 @@ def _adjoint(out: Any, given: Steps, kept: Outputs, d: Outputs) -> None:
         out.R.copy_(total.flatten(-2))
 
 
-def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
-    """Run a kernel for all heads and blocks of batch rows."""
+def _launch(run: Any, given: Steps, *tensors: Tensor, parts_of: Tensor | None = None, **options: Any) -> None:
+    """Run a kernel for all heads and blocks of batch rows.
+
+    Args:
+        parts_of: a tensor that the programs of a head exchange as parts.
+    """
     from triton.runtime.errors import OutOfResources
 
     batch, time, _, heads, size = given.Wx.shape
@@ -118,32 +137,41 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, **options: Any) -> None:
         return
     device, precision = given.Wx.device, _precision(given.R.dtype)
     processors, width = _multiprocessors(device), max(NARROWEST, power_of_2(size))
-    plans = _plans(width, given.R.itemsize * (2 if precision == "tf32x3" else 1), processors)
-    # GPUs with little shared memory take smaller blocks
-    for block, held in plans:
-        parts, rows = width // block, NARROWEST
+    plans = _plans(batch, heads, width, given.R.itemsize * (2 if precision == "tf32x3" else 1), processors)
+    while plans:
+        plan, *others = plans
+        parts, groups = width // plan.block, heads * -(-batch // plan.rows)
+        chunk = width if parts == 1 else min(width, CHUNK // given.R.itemsize)
         # programs that wait for others must all run at the same time
-        if parts > 1 and batch > rows and heads * -(-batch // rows) * parts > processors:
-            rows = MOST_ROWS
-        groups = heads * -(-batch // rows)
         at_once = groups if parts == 1 else processors // parts
         cooperative = {"launch_cooperative_grid": True} if parts > 1 else {}
+        exchanged = () if parts_of is None else (_in_parts(parts_of, parts),)
         arrived = torch.zeros(groups if parts > 1 else 0, dtype=torch.int32, device=device)
         try:
             with on_device(device):
                 for first in range(0, groups, at_once):
                     # a kernel that does not fit raises before it is launched
                     run[(min(at_once, groups - first) * parts,)](
-                        *tensors, arrived, batch, time, first, HEADS=heads, SIZE=size, ROWS=rows, WIDTH=width,
-                        CHUNK=width if parts == 1 else min(width, CHUNK), BLOCK=block, PARTS=parts,
-                        HELD=held, HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
-                        PRECISION=precision, num_warps=4 if width <= 64 else 8, num_stages=1, **cooperative,
-                        **options,
+                        *tensors, *exchanged, arrived, batch, time, first, HEADS=heads, SIZE=size,
+                        ROWS=plan.rows, WIDTH=width, CHUNK=chunk, BLOCK=plan.block, PARTS=parts,
+                        HELD=plan.held > 0, HAS_RESET=given.reset is not None, SIGMOID=given.sigmoid,
+                        PRECISION=precision, num_warps=8, num_stages=1, **cooperative, **options,
                     )  # fmt: skip
             return
         except OutOfResources:
-            if (block, held) == plans[-1]:
+            # GPUs with little shared memory hold less
+            plans = [other for other in others if other.held < plan.held]
+            if not plans:
                 raise
+
+
+def _in_parts(x: Tensor, parts: int) -> Tensor:
+    """Return (2, parts, *x.shape), of which the first half adds up to x; empty if there is one part."""
+    if parts == 1:
+        return x.new_empty(0)
+    found = x.new_zeros(2, parts, *x.shape)
+    found[0, 0] = x
+    return found
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -155,30 +183,38 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _plans(width: int, itemsize: int, processors: int) -> list[tuple[int, bool]]:
-    """Return the channels of a program, and whether it holds their weights; the best first.
+def _plans(batch: int, heads: int, width: int, itemsize: int, processors: int) -> list[Plan]:
+    """Return the plans that may fit, the fastest first; ties go to few rows.
 
     Args:
+        batch: batch rows.
+        heads: heads.
         width: channels of a head, a power of two.
         itemsize: bytes of a weight.
         processors: programs that can run at the same time, one for each multiprocessor.
 
     Example:
-        >>> _plans(256, 4, processors=132)
-        [(32, True), (16, True), (16, False)]
+        >>> _plans(64, 4, 256, 2, processors=132)[0]
+        Plan(rows=16, block=32, held=65536)
     """
+
+    def cost(plan: Plan) -> int:
+        launches = -(-heads * -(-batch // plan.rows) // (processors // (width // plan.block)))
+        return launches * (WAIT + plan.rows * plan.block)
+
     # a head's programs run at the same time
-    narrowest = max(NARROWEST, width >> (processors.bit_length() - 1))
-    blocks = [width]
-    while blocks[-1] > narrowest:
-        blocks.append(blocks[-1] // 2)
-    held = [(block, True) for block in blocks if 4 * width * block * itemsize <= HELD]
-    return [*held, (blocks[-1], False)]
-
-
-def _by_gate(R: Tensor) -> Tensor:
-    """Return the weights as (h, 4, d, d)."""
-    return R.unflatten(-1, (4, -1)).transpose(1, 2)
+    blocks = [max(NARROWEST, width >> (processors.bit_length() - 1))]
+    while blocks[-1] < width:
+        blocks.append(2 * blocks[-1])
+    choices = [rows for rows in WIDEST if rows < 2 * max(batch, NARROWEST)]
+    plans = [
+        Plan(rows, block, 4 * width * block * itemsize)
+        for rows in choices
+        for block in blocks
+        if block <= WIDEST[rows]
+    ]
+    held = sorted((plan for plan in plans if plan.held <= HELD), key=cost)
+    return [*held, Plan(choices[-1], blocks[0], 0)]
 
 
 def _precision(dtype: torch.dtype) -> str:

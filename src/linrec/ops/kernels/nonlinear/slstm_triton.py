@@ -1,22 +1,28 @@
 """GPU kernels of the sLSTM's loop; imported at the first use, because importing Triton is slow.
 
-A program runs all steps of a head and of ROWS batch rows. It computes BLOCK channels from all WIDTH channels
-of the step before, which it multiplies in pieces of CHUNK. With HELD it loads its recurrent weights once,
-before the first step, and holds them in shared memory; else every step loads them.
+A program runs all steps of a head and of ROWS batch rows, and computes BLOCK channels. It multiplies by
+the weights in pieces of CHUNK of the WIDTH channels, for the four gates together. With HELD it loads its
+weights once, before the first step, and holds them in shared memory; else every step loads them.
 
-If the weights of a head do not fit into one multiprocessor, PARTS programs share the head. After each step
-they exchange their channels through memory, and a counter in memory tells when all have written theirs. A
-program that waits does not make room for one that has not started, so all programs of a launch must run at
-the same time: they are launched as a cooperative grid. No load may move to an earlier step, so kernels are
-launched with `num_stages=1`. A program that has a head of its own keeps the channels in registers, and CHUNK
-is WIDTH.
+PARTS programs share a head, so that more multiprocessors work on it, and each holds fewer weights. They
+exchange values through memory at each step:
+
+- Forward, a program writes its channels of h, and reads all channels of h before the next step.
+- Backward, a program multiplies its own gradients of the gates by its weights, which gives a part of the
+  gradient of h. It writes its part, and reads its channels of all parts before the next step.
+
+A counter in memory tells when all programs have written. A program that waits does not make room for one that
+has not started, so all programs of a launch must run at the same time: they are launched as a cooperative
+grid. No load may move to an earlier step, so kernels are launched with `num_stages=1`. A program that has a
+head of its own keeps the channels in registers, and CHUNK is WIDTH.
 
 The forward kernel saves the arguments of the gates, and the states that each step starts from. The backward
 kernel needs no other values. The gradient of the weights is a single product over all steps, which follows
-the kernel. Gates are in the order i, f, z, o. Masked channels have weights of zero and finite states.
+the kernel. Gates are in the order i, f, z, o; a product has 4 BLOCK columns, gate after gate. Masked channels
+have weights of zero and finite states.
 """
 
-# tuples grow gate by gate, because the loops are unrolled
+# tuples grow chunk by chunk, because the loops are unrolled
 # mypy: disable-error-code="assignment, misc"
 
 import triton
@@ -59,83 +65,84 @@ def _store(x, value, place, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weights(R, head, gate, k, j, SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the weights of a gate from chunk `k` to block `j`; R is (h, 4, d, d)."""
-    inputs, outputs = k * CHUNK + tl.arange(0, CHUNK), j * BLOCK + tl.arange(0, BLOCK)
-    at = R + ((head * 4 + gate) * SIZE + inputs)[:, None] * SIZE + outputs[None, :]
-    return tl.load(at, mask=(inputs < SIZE)[:, None] & (outputs < SIZE)[None, :], other=0.0)
+def _columns(j, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the gate and the channel of each column of block `j`."""
+    columns = tl.arange(0, 4 * BLOCK)
+    return columns // BLOCK, j * BLOCK + columns % BLOCK
+
+
+@triton.jit
+def _load_gates(x, at, head, inside, j, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load block `j` of all gates; x is (b, t, 4, h, d), and `at` is the number of steps before."""
+    gates, channels = _columns(j, BLOCK)
+    place = (at[:, None] * 4 + gates[None, :]) * HEADS + head
+    mask = inside[:, None] & (channels < SIZE)[None, :]
+    return tl.load(x + place * SIZE + channels[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weights(R, head, k, gates, channels, SIZE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the weights from chunk `k` to channels of gates; R is (h, d, 4 d)."""
+    inputs = k * CHUNK + tl.arange(0, CHUNK)
+    at = R + (head * SIZE + inputs)[:, None] * (4 * SIZE) + (gates * SIZE + channels)[None, :]
+    return tl.load(at, mask=(inputs < SIZE)[:, None] & (channels < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _apart(x, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the four gates of columns (ROWS, 4 BLOCK)."""
+    pairs = x.reshape(ROWS, 2, 2, BLOCK).permute(0, 3, 1, 2)
+    i_z, f_o = tl.split(pairs)
+    i, z = tl.split(i_z)
+    f, o = tl.split(f_o)
+    return i, f, z, o
+
+
+@triton.jit
+def _together(gates, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the four gates as columns (ROWS, 4 BLOCK)."""
+    i, f, z, o = gates
+    pairs = tl.join(tl.join(i, z), tl.join(f, o))
+    return pairs.permute(0, 2, 3, 1).reshape(ROWS, 4 * BLOCK)
 
 
 @triton.jit
 def _held_weights(  # type: ignore[no-untyped-def]
-    R, head, j, SIZE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    R, head, columns, channels, SIZE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
     HELD: tl.constexpr,
 ):  # fmt: skip
-    """Load the weights of all chunks and gates to block `j`, in the order of chunks; none without HELD."""
+    """Load the weights from all chunks to a block; none without HELD."""
     held = ()
     if HELD:
         for k in tl.static_range(WIDTH // CHUNK):
-            for gate in tl.static_range(4):
-                held = held + (_weights(R, head, gate, k, j, SIZE, CHUNK, BLOCK),)  # noqa: RUF005
+            held = held + (_weights(R, head, k, columns, channels, SIZE, CHUNK),)  # noqa: RUF005
     return held
 
 
 @triton.jit
-def _product(  # type: ignore[no-untyped-def]
-    total, x, R, held, head, gate: tl.constexpr, k, j, SIZE: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return `total` plus the product of chunk `k` of x and the weights of a gate."""
-    weights = held[k * 4 + gate] if HELD else _weights(R, head, gate, k, j, SIZE, CHUNK, BLOCK)
-    return tl.dot(x.to(R.dtype.element_ty), weights, total, input_precision=PRECISION)
-
-
-@triton.jit
-def _products(  # type: ignore[no-untyped-def]
-    totals, x, R, held, head, k, j, SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    HELD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return `totals` plus the products of chunk `k` of x and the weights of each gate."""
-    sums = ()
-    for gate in tl.static_range(4):
-        total = _product(totals[gate], x, R, held, head, gate, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
-        sums = sums + (total,)  # noqa: RUF005
-    return sums
-
-
-@triton.jit
-def _forward_chunk(  # type: ignore[no-untyped-def]
-    totals, hidden, start, place, end, step, inside, cut, R, held, head, k, j, SIZE: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, HAS_RESET: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return the arguments of the gates plus the products of chunk `k` of h before the step."""
-    h = _load(hidden, place, inside & (step > 0), k, SIZE, CHUNK, SHARED=True)
-    h += _load(start, end, inside & (step == 0), k, SIZE, CHUNK)
-    h = _cut(h, cut, 0.0, HAS_RESET)
-    return _products(totals, h, R, held, head, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
-
-
-@triton.jit
-def _backward_chunk(  # type: ignore[no-untyped-def]
-    total, dWx, at, inside, R, held, head, k, j, HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, HELD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return the gradient of h before the step plus the products of chunk `k` of the gates' gradients."""
-    for gate in tl.static_range(4):
-        change = _load(dWx, (at * 4 + gate) * HEADS + head, inside, k, SIZE, CHUNK, SHARED=True)
-        total = _product(total, change, R, held, head, gate, k, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
-    return total
-
-
-@triton.jit
-def _meet(arrived, goal):  # type: ignore[no-untyped-def]
-    """Wait until the programs of a group have come here `goal` times in all; each sees what all stored."""
+def _arrive(arrived):  # type: ignore[no-untyped-def]
+    """Count this program, which has stored what the others of its group wait for."""
     tl.debug_barrier()
-    tl.atomic_add(arrived, 1)
-    while tl.atomic_add(arrived, 0) < goal:
+    tl.atomic_add(arrived, 1, sem="release")
+
+
+@triton.jit
+def _wait(arrived, goal):  # type: ignore[no-untyped-def]
+    """Wait until the programs of a group have arrived `goal` times in all."""
+    while tl.atomic_add(arrived, 0, sem="acquire") < goal:
         pass
     tl.debug_barrier()
+
+
+@triton.jit
+def _sum_of_parts(  # type: ignore[no-untyped-def]
+    parts, place, vectors, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr
+):
+    """Return the sum of block `j` of what each program of the group wrote; a part has `vectors` vectors."""
+    total = _load(parts, place, inside, j, SIZE, BLOCK, SHARED=True)
+    for part in tl.static_range(1, PARTS):
+        total += _load(parts, place + part * vectors, inside, j, SIZE, BLOCK, SHARED=True)
+    return total
 
 
 @triton.jit
@@ -190,7 +197,8 @@ def slstm(  # type: ignore[no-untyped-def]
     """
     group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
     j, end = tl.program_id(0) % PARTS, rows * HEADS + head
-    held = _held_weights(R, head, j, SIZE, WIDTH, CHUNK, BLOCK, HELD)
+    columns, channels = _columns(j, BLOCK)
+    held = _held_weights(R, head, columns, channels, SIZE, WIDTH, CHUNK, HELD)
     h = _load(start, end, inside, j, SIZE, BLOCK)
     c = _load(cell, end, inside, j, SIZE, BLOCK)
     n = _load(normalizer, end, inside, j, SIZE, BLOCK)
@@ -202,41 +210,47 @@ def slstm(  # type: ignore[no-untyped-def]
         c = _cut(c, cut, 0.0, HAS_RESET)
         n = _cut(n, cut, 0.0, HAS_RESET)
         m = _cut(m, cut, -float("inf"), HAS_RESET)
-        # all loads are issued before the first product waits for one
-        totals = ()
-        for gate in tl.static_range(4):
-            totals = totals + (_load(Wx, (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK),)  # noqa: RUF005
+        totals = _load_gates(Wx, at, head, inside, j, HEADS, SIZE, BLOCK)
         if PARTS == 1:
-            h = _cut(h, cut, 0.0, HAS_RESET)
-            totals = _products(totals, h, R, held, head, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION)
-        elif HELD:
+            chunks = (h,)
+        else:
+            _wait(arrived + group, step * PARTS)
+            source = tl.where(step == 0, start, hidden)
+            before = tl.where(step == 0, end, place - HEADS)
+            # all loads are issued before the first product waits for one
+            chunks = ()
+            if HELD:
+                for k in tl.static_range(WIDTH // CHUNK):
+                    chunks = chunks + (_load(source, before, inside, k, SIZE, CHUNK, SHARED=True),)  # noqa: RUF005
+        if PARTS == 1 or HELD:
             for k in tl.static_range(WIDTH // CHUNK):
-                totals = _forward_chunk(
-                    totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
-                    SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
-                )  # fmt: skip
+                weights = held[k] if HELD else _weights(R, head, k, columns, channels, SIZE, CHUNK)
+                x = _cut(chunks[k], cut, 0.0, HAS_RESET).to(weights.dtype)
+                totals = tl.dot(x, weights, totals, input_precision=PRECISION)
         else:
             for k in range(WIDTH // CHUNK):
-                totals = _forward_chunk(
-                    totals, hidden, start, place - HEADS, end, step, inside, cut, R, held, head, k, j,
-                    SIZE, CHUNK, BLOCK, HELD, HAS_RESET, PRECISION,
-                )  # fmt: skip
+                weights = _weights(R, head, k, columns, channels, SIZE, CHUNK)
+                x = _cut(_load(source, before, inside, k, SIZE, CHUNK, SHARED=True), cut, 0.0, HAS_RESET)
+                totals = tl.dot(x.to(weights.dtype), weights, totals, input_precision=PRECISION)
+        arguments = _apart(totals, ROWS, BLOCK)
+        log_i, argument, z, o = arguments
+        kept = _log_forget(argument, SIGMOID) + m
+        next_m = tl.maximum(kept, log_i)
+        i, f = tl.exp(log_i - next_m), tl.exp(kept - next_m)
+        next_c = f * c + i * _tanh(z)
+        next_n = f * n + i
+        h = _sigmoid(o) * next_c / next_n
+        _store(hidden, h, place, inside, j, SIZE, BLOCK)
+        if PARTS > 1:
+            _arrive(arrived + group)
+        # no other program waits for these
         if KEEP:
             for gate in tl.static_range(4):
-                _store(gates, totals[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
+                _store(gates, arguments[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
             _store(cells, c, place, inside, j, SIZE, BLOCK)
             _store(normalizers, n, place, inside, j, SIZE, BLOCK)
             _store(largests, m, place, inside, j, SIZE, BLOCK)
-        log_i, f, z, o = totals
-        kept = _log_forget(f, SIGMOID) + m
-        m = tl.maximum(kept, log_i)
-        i, f = tl.exp(log_i - m), tl.exp(kept - m)
-        c = f * c + i * _tanh(z)
-        n = f * n + i
-        h = _sigmoid(o) * c / n
-        _store(hidden, h, place, inside, j, SIZE, BLOCK)
-        if PARTS > 1:
-            _meet(arrived + group, (step + 1) * PARTS)
+        c, n, m = next_c, next_n, next_m
     _store(last, h, end, inside, j, SIZE, BLOCK)
     _store(cell, c, end, inside, j, SIZE, BLOCK)
     _store(normalizer, n, end, inside, j, SIZE, BLOCK)
@@ -245,20 +259,24 @@ def slstm(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def slstm_gradients(  # type: ignore[no-untyped-def]
-    gates, R, cells, normalizers, largests, reset, dhidden, dh, dc, dn, dWx, arrived, batch, time, first,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, HAS_RESET: tl.constexpr,
-    SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
+    gates, R, cells, normalizers, largests, reset, dhidden, dh, dc, dn, dWx, parts, arrived, batch, time,
+    first, HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr,
+    HAS_RESET: tl.constexpr, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fill dWx (b, t, 4, h, d), which is the gradient of the gates' arguments. R has its last axes swapped.
+    """Fill dWx (b, t, 4, h, d), which is the gradient of the gates' arguments.
 
     `dh`, `dc` and `dn` hold the gradients of the last state, and hold those of the first at the end. c / n
-    does not depend on m, so no gradient passes m. `arrived` counts from zero for each group. Programs that
-    share a head exchange dWx in its dtype.
+    does not depend on m, so no gradient passes m. Programs that share a head exchange parts of the gradient
+    of h in `parts` (2, PARTS, b, h, d): a step reads the parts that the step before wrote, and writes the
+    others. The first PARTS hold the gradient of the last h, as a sum. `arrived` counts from zero for each
+    group.
     """
     group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
     j, end = tl.program_id(0) % PARTS, rows * HEADS + head
-    held = _held_weights(R, head, j, SIZE, WIDTH, CHUNK, BLOCK, HELD)
+    vectors = batch * HEADS
+    columns, channels = _columns(j, BLOCK)
+    held = _held_weights(R, head, columns, channels, SIZE, WIDTH, CHUNK, HELD)
     of_hidden = _load(dh, end, inside, j, SIZE, BLOCK)
     of_next_cell = _load(dc, end, inside, j, SIZE, BLOCK)
     of_next_normalizer = _load(dn, end, inside, j, SIZE, BLOCK)
@@ -277,8 +295,14 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
         i, f = tl.exp(log_i - m), tl.exp(kept - m)
         normalizer = f * n + i
         share = (f * c + i * z) / normalizer
+        d = _load(dhidden, place, inside, j, SIZE, BLOCK)
+        if PARTS > 1:
+            _wait(arrived + group, back * PARTS)
+            of_hidden = _sum_of_parts(
+                parts, end + back % 2 * PARTS * vectors, vectors, inside, j, SIZE, BLOCK, PARTS
+            )
         # h = o * share
-        d = of_hidden + _load(dhidden, place, inside, j, SIZE, BLOCK)
+        d += of_hidden
         of_cell = of_next_cell + d * o / normalizer
         of_normalizer = of_next_normalizer - d * o * share / normalizer
         of_f = (of_cell * c + of_normalizer * n) * f
@@ -290,29 +314,32 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
             of_cell * i * (1 - z * z),
             d * share * o * (1 - o),
         )
-        for gate in tl.static_range(4):
-            _store(dWx, changes[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
         of_next_cell = _cut(of_cell * f, cut, 0.0, HAS_RESET)
         of_next_normalizer = _cut(of_normalizer * f, cut, 0.0, HAS_RESET)
-        total = tl.zeros((ROWS, BLOCK), tl.float32)
-        if PARTS > 1:
-            _meet(arrived + group, (back + 1) * PARTS)
+        joined = _together(changes, ROWS, BLOCK).to(R.dtype.element_ty)
         if PARTS == 1:
-            for gate in tl.static_range(4):
-                total = _product(
-                    total, changes[gate], R, held, head, gate, 0, j, SIZE, CHUNK, BLOCK, HELD, PRECISION
-                )
-        elif HELD:
-            for k in tl.static_range(WIDTH // CHUNK):
-                total = _backward_chunk(
-                    total, dWx, at, inside, R, held, head, k, j, HEADS, SIZE, CHUNK, BLOCK, HELD, PRECISION
-                )
+            weights = held[0] if HELD else _weights(R, head, 0, columns, channels, SIZE, CHUNK)
+            of_hidden = _cut(tl.dot(joined, weights.T, input_precision=PRECISION), cut, 0.0, HAS_RESET)
         else:
-            for k in range(WIDTH // CHUNK):
-                total = _backward_chunk(
-                    total, dWx, at, inside, R, held, head, k, j, HEADS, SIZE, CHUNK, BLOCK, HELD, PRECISION
-                )
-        of_hidden = _cut(total, cut, 0.0, HAS_RESET)
+            slot = end + ((back + 1) % 2 * PARTS + j) * vectors
+            if HELD:
+                for k in tl.static_range(WIDTH // CHUNK):
+                    part = tl.dot(joined, held[k].T, input_precision=PRECISION)
+                    _store(parts, _cut(part, cut, 0.0, HAS_RESET), slot, inside, k, SIZE, CHUNK)
+            else:
+                for k in range(WIDTH // CHUNK):
+                    weights = _weights(R, head, k, columns, channels, SIZE, CHUNK)
+                    part = tl.dot(joined, weights.T, input_precision=PRECISION)
+                    _store(parts, _cut(part, cut, 0.0, HAS_RESET), slot, inside, k, SIZE, CHUNK)
+            _arrive(arrived + group)
+        # no other program waits for these
+        for gate in tl.static_range(4):
+            _store(dWx, changes[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
+    if PARTS > 1:
+        _wait(arrived + group, time * PARTS)
+        of_hidden = _sum_of_parts(
+            parts, end + time % 2 * PARTS * vectors, vectors, inside, j, SIZE, BLOCK, PARTS
+        )
     _store(dh, of_hidden, end, inside, j, SIZE, BLOCK)
     _store(dc, of_next_cell, end, inside, j, SIZE, BLOCK)
     _store(dn, of_next_normalizer, end, inside, j, SIZE, BLOCK)
