@@ -52,22 +52,23 @@ def measure(
     """Time a function.
 
     On CUDA by events on the device, with its cache cleared before each call; elsewhere by the clock on the
-    wall, which `wall_clock` asks for on CUDA too: of a function that waits for its own results. A function
-    that takes longer than the whole budget is measured once, after one call that may have compiled it.
+    wall, which `wall_clock` asks for on CUDA too: of a function that waits for its own results. The first
+    call, which may compile, is not timed. What takes longer than the whole budget is measured once.
 
     With `replayed`, a CUDA graph of the call is what is timed there: the device alone, not what Python takes
     to launch it. A call that cannot be captured is timed as it is.
     """
     time_once(function, device)
+    on_device = device.type == "cuda" and not wall_clock
+    if on_device and replayed and (graph := _captured(function)) is not None:
+        function = graph.replay
     if (once := time_once(function, device)) > budget.warmup_ms + budget.measured_ms:
         return Timing(once, once, once)
-    if device.type == "cuda" and not wall_clock:
+    if on_device:
         # imported here: Triton is where CUDA is
         from triton.testing import do_bench
 
         quantiles = [0.5, 0.2, 0.8]
-        graph = _captured(function) if replayed else None
-        function = function if graph is None else graph.replay
         times = do_bench(function, warmup=budget.warmup_ms, rep=budget.measured_ms, quantiles=quantiles)
         return Timing(*times)
     _repeat(function, budget.warmup_ms, fewest=1)

@@ -64,6 +64,22 @@ def test_timing_orders_its_percentiles():
     assert 0 <= timing.p20 <= timing.median <= timing.p80
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_replayed_call_runs_once_to_compile_and_once_to_capture():
+    x, calls = torch.zeros(1, device="cuda"), []
+
+    def call():
+        calls.append(x.add_(1))
+
+    measure(call, x.device, Budget(1, 1), replayed=True)
+    assert len(calls) == 2 and x > 2
+    # what cannot be captured is called
+    calls.clear()
+    measure(lambda: calls.append(x.item()), x.device, Budget(1, 1), replayed=True)
+    assert len(calls) > 2
+
+
 @pytest.mark.parametrize(("operation", "dtype"), KINDS)
 # windows of 4, of 256 and of one step
 @pytest.mark.parametrize("time", [52, 512, 33])
