@@ -31,7 +31,7 @@ PROFILED_STEPS = 5
 # linrec's own, by the names of its Triton functions
 _FILES = Path(kernels.__path__[0]).glob("*/*triton.py")
 _SOURCES = (file for file in _FILES if file.parent.name != "products")
-_OWN = {name for file in _SOURCES for name in re.findall(r"@triton\.jit\ndef (\w+)", file.read_text())}
+_OWN = {name for file in _SOURCES for name in re.findall(r"@triton\.jit.*\ndef (\w+)", file.read_text())}
 _RECURRENCE = re.compile(rf"({'|'.join(sorted(_OWN))})(_\d\w*)?$")
 _COPIES = re.compile(r"Memcpy|Memset")
 _ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)

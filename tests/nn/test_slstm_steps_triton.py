@@ -222,7 +222,7 @@ def test_a_head_is_shared_by_more_programs_where_shared_memory_is_small(monkeypa
             def run(*tensors, BLOCK, PARTS, ROWS, HELD, launch_cooperative_grid=False, **options):
                 first = tensors[-1]
                 launches.append((*grid, first, BLOCK, PARTS, ROWS, HELD, launch_cooperative_grid))
-                if BLOCK > 16 or HELD:
+                if BLOCK > 16 or HELD or ROWS > 32:
                     raise OutOfResources(2, 1, "shared memory")
 
             return run
@@ -230,13 +230,16 @@ def test_a_head_is_shared_by_more_programs_where_shared_memory_is_small(monkeypa
     monkeypatch.setattr(triton, "_multiprocessors", lambda device: 12)
     given = draw(70, 2, 2, 60)
     triton._launch(Small(), given)
-    # of two heads and two blocks of 64 rows, three run at the same time
+    # of two heads and three blocks of 32 rows, three run at the same time
     assert launches == [
         (10, 0, 64, 1, 16, True, False),
         (12, 0, 32, 2, 32, True, True),
+        (12, 0, 32, 2, 16, True, True),
         (12, 0, 16, 4, 32, True, True),
+        (12, 0, 16, 4, 16, True, True),
         (12, 0, 16, 4, 64, False, True),
-        (4, 3, 16, 4, 64, False, True),
+        (12, 0, 16, 4, 32, False, True),
+        (12, 3, 16, 4, 32, False, True),
     ]
 
     class TooSmall:
@@ -253,7 +256,7 @@ def test_a_head_is_shared_by_more_programs_where_shared_memory_is_small(monkeypa
 @on_either
 @pytest.mark.parametrize("held", [0, 2**17])
 def test_steps_of_a_head_that_programs_share(held, monkeypatch):
-    """A step at a time, because programs of the interpreter run one after another."""
+    """A step at a time and forward, because programs of the interpreter run one after another."""
     monkeypatch.setattr(triton, "_multiprocessors", lambda device: 132)
     monkeypatch.setattr(triton, "HELD", held)
     monkeypatch.setattr(triton, "CHUNK", 64)
@@ -293,7 +296,8 @@ def test_the_best_plan_of_four_heads(batch, width, itemsize, rows, block):
 
 
 def test_weights_that_cannot_be_held():
-    assert triton._plans(40, 4, 1024, 8, processors=132) == [triton.Plan(64, 16, 0)]
+    expected = [triton.Plan(64, 16, 0), triton.Plan(32, 16, 0), triton.Plan(16, 16, 0)]
+    assert triton._plans(40, 4, 1024, 8, processors=132) == expected
 
 
 @on_either
@@ -364,7 +368,7 @@ def test_kernels_compile_without_a_gpu(name, block):
     # weights of 4 gates are held, as two parts
     assert found.metadata.shared >= 2 * 4 * 4 * 64 * block
     # programs wait for each other only where they share a head
-    assert ("atom.global" in found.asm["ptx"]) == (block < 64)
+    assert ("acquire" in found.asm["ptx"]) == (block < 64)
 
 
 @on_a_gpu

@@ -14,7 +14,7 @@ from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 KERNELS = Kernels("nonlinear.slstm_triton")
 CHUNK = 256
-"""Bytes of a row of weights that a program multiplies at a time, if it shares a head."""
+"""Bytes of h in each row that a program multiplies at a time, in the weights' dtype, if it shares a head."""
 HELD = 2**17
 """Bytes of weights that a program holds at most, in shared memory; products of tf32x3 hold them twice."""
 NARROWEST = 16
@@ -22,7 +22,7 @@ NARROWEST = 16
 WIDEST = {16: 64, 32: 32, 64: 32}
 """Channels of a program at most, for each number of batch rows: more would need more registers than exist."""
 WAIT = 1024
-"""Channels times batch rows that take as long as waiting for other programs; tuned on an H100."""
+"""Channels times batch rows whose products take as long as the rest of a step; tuned on an H100."""
 LARGEST = 1024
 """Channels of a head at most: 16 channels of larger heads have more weights than `HELD`, in bfloat16 too."""
 
@@ -142,6 +142,9 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, parts_of: Tensor | None = 
         plan, *others = plans
         parts, groups = width // plan.block, heads * -(-batch // plan.rows)
         chunk = width if parts == 1 else min(width, CHUNK // given.R.itemsize)
+        if plan.block > max(WIDEST.values()):
+            # GPUs of few multiprocessors
+            chunk = min(chunk, NARROWEST)
         # programs that wait for others must all run at the same time
         at_once = groups if parts == 1 else processors // parts
         cooperative = {"launch_cooperative_grid": True} if parts > 1 else {}
@@ -159,8 +162,8 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, parts_of: Tensor | None = 
                     )  # fmt: skip
             return
         except OutOfResources:
-            # GPUs with little shared memory hold less
-            plans = [other for other in others if other.held < plan.held]
+            # GPUs with little shared memory need less
+            plans = [other for other in others if (other.held, other.rows) < (plan.held, plan.rows)]
             if not plans:
                 raise
 
@@ -199,8 +202,9 @@ def _plans(batch: int, heads: int, width: int, itemsize: int, processors: int) -
     """
 
     def cost(plan: Plan) -> int:
-        launches = -(-heads * -(-batch // plan.rows) // (processors // (width // plan.block)))
-        return launches * (WAIT + plan.rows * plan.block)
+        # programs run at the same time, then others
+        turns = -(-heads * -(-batch // plan.rows) // (processors // (width // plan.block)))
+        return turns * (WAIT + plan.rows * plan.block)
 
     # a head's programs run at the same time
     blocks = [max(NARROWEST, width >> (processors.bit_length() - 1))]
@@ -214,7 +218,7 @@ def _plans(batch: int, heads: int, width: int, itemsize: int, processors: int) -
         if block <= WIDEST[rows]
     ]
     held = sorted((plan for plan in plans if plan.held <= HELD), key=cost)
-    return [*held, Plan(choices[-1], blocks[0], 0)]
+    return [*held, *(Plan(rows, blocks[0], 0) for rows in reversed(choices))]
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -11,10 +11,12 @@ exchange values through memory at each step:
 - Backward, a program multiplies its own gradients of the gates by its weights, which gives a part of the
   gradient of h. It writes its part, and reads its channels of all parts before the next step.
 
-A counter in memory tells when all programs have written. A program that waits does not make room for one that
-has not started, so all programs of a launch must run at the same time: they are launched as a cooperative
-grid. No load may move to an earlier step, so kernels are launched with `num_stages=1`. A program that has a
-head of its own keeps the channels in registers, and CHUNK is WIDTH.
+A counter in memory tells when all programs have written. All threads of a program store, and then one thread
+counts, with release order; one thread waits, with acquire order, and then all threads load past the cache of
+their multiprocessor. A program that waits does not make room for one that has not started, so all programs of
+a launch must run at the same time: they are launched as a cooperative grid. No load may move to an earlier
+step, so kernels are launched with `num_stages=1`. A program that has a head of its own keeps the channels in
+registers, and CHUNK is WIDTH.
 
 The forward kernel saves the arguments of the gates, and the states that each step starts from. The backward
 kernel needs no other values. The gradient of the weights is a single product over all steps, which follows
@@ -84,7 +86,7 @@ def _load_gates(x, at, head, inside, j, HEADS: tl.constexpr, SIZE: tl.constexpr,
 def _weights(R, head, k, gates, channels, SIZE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load the weights from chunk `k` to channels of gates; R is (h, d, 4 d)."""
     inputs = k * CHUNK + tl.arange(0, CHUNK)
-    at = R + (head * SIZE + inputs)[:, None] * (4 * SIZE) + (gates * SIZE + channels)[None, :]
+    at = R + (head.to(tl.int64) * SIZE + inputs)[:, None] * (4 * SIZE) + (gates * SIZE + channels)[None, :]
     return tl.load(at, mask=(inputs < SIZE)[:, None] & (channels < SIZE)[None, :], other=0.0)
 
 
@@ -183,7 +185,7 @@ def _log_forget(f, SIGMOID: tl.constexpr):  # type: ignore[no-untyped-def]
         return f
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def slstm(  # type: ignore[no-untyped-def]
     Wx, R, start, reset, hidden, last, cell, normalizer, largest, gates, cells, normalizers, largests,
     arrived, batch, time, first, HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
@@ -212,26 +214,22 @@ def slstm(  # type: ignore[no-untyped-def]
         m = _cut(m, cut, -float("inf"), HAS_RESET)
         totals = _load_gates(Wx, at, head, inside, j, HEADS, SIZE, BLOCK)
         if PARTS == 1:
-            chunks = (h,)
+            weights = held[0] if HELD else _weights(R, head, 0, columns, channels, SIZE, CHUNK)
+            x = _cut(h, cut, 0.0, HAS_RESET).to(weights.dtype)
+            totals = tl.dot(x, weights, totals, input_precision=PRECISION)
         else:
             _wait(arrived + group, step * PARTS)
             source = tl.where(step == 0, start, hidden)
             before = tl.where(step == 0, end, place - HEADS)
-            # all loads are issued before the first product waits for one
-            chunks = ()
             if HELD:
                 for k in tl.static_range(WIDTH // CHUNK):
-                    chunks = chunks + (_load(source, before, inside, k, SIZE, CHUNK, SHARED=True),)  # noqa: RUF005
-        if PARTS == 1 or HELD:
-            for k in tl.static_range(WIDTH // CHUNK):
-                weights = held[k] if HELD else _weights(R, head, k, columns, channels, SIZE, CHUNK)
-                x = _cut(chunks[k], cut, 0.0, HAS_RESET).to(weights.dtype)
-                totals = tl.dot(x, weights, totals, input_precision=PRECISION)
-        else:
-            for k in range(WIDTH // CHUNK):
-                weights = _weights(R, head, k, columns, channels, SIZE, CHUNK)
-                x = _cut(_load(source, before, inside, k, SIZE, CHUNK, SHARED=True), cut, 0.0, HAS_RESET)
-                totals = tl.dot(x.to(weights.dtype), weights, totals, input_precision=PRECISION)
+                    x = _cut(_load(source, before, inside, k, SIZE, CHUNK, SHARED=True), cut, 0.0, HAS_RESET)
+                    totals = tl.dot(x.to(held[k].dtype), held[k], totals, input_precision=PRECISION)
+            else:
+                for k in range(WIDTH // CHUNK):
+                    weights = _weights(R, head, k, columns, channels, SIZE, CHUNK)
+                    x = _cut(_load(source, before, inside, k, SIZE, CHUNK, SHARED=True), cut, 0.0, HAS_RESET)
+                    totals = tl.dot(x.to(weights.dtype), weights, totals, input_precision=PRECISION)
         arguments = _apart(totals, ROWS, BLOCK)
         log_i, argument, z, o = arguments
         kept = _log_forget(argument, SIGMOID) + m
@@ -257,7 +255,7 @@ def slstm(  # type: ignore[no-untyped-def]
     _store(largest, m, end, inside, j, SIZE, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def slstm_gradients(  # type: ignore[no-untyped-def]
     gates, R, cells, normalizers, largests, reset, dhidden, dh, dc, dn, dWx, parts, arrived, batch, time,
     first, HEADS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -268,9 +266,9 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
 
     `dh`, `dc` and `dn` hold the gradients of the last state, and hold those of the first at the end. c / n
     does not depend on m, so no gradient passes m. Programs that share a head exchange parts of the gradient
-    of h in `parts` (2, PARTS, b, h, d): a step reads the parts that the step before wrote, and writes the
-    others. The first PARTS hold the gradient of the last h, as a sum. `arrived` counts from zero for each
-    group.
+    of h in `parts` (2, PARTS, b, h, d): a step reads the PARTS that the step before wrote, and overwrites the
+    others, which all programs had read when they arrived. The sum of the first PARTS is the gradient of the
+    last h. `arrived` counts from zero for each group.
     """
     group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
     j, end = tl.program_id(0) % PARTS, rows * HEADS + head
