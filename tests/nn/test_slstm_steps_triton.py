@@ -70,7 +70,7 @@ def test_lengths(time, fresh, size):
 @thorough
 @on_either
 @pytest.mark.parametrize("held", [0, 2**17])
-@pytest.mark.parametrize(("batch", "size"), [(3, 20), *tiered([(17, 3)], [(1, 48), (2, 1)])])
+@pytest.mark.parametrize(("batch", "size"), [(3, 20), *tiered([(17, 3)], [(1, 48), (2, 1), (1, 70)])])
 def test_weights_that_are_held_and_that_each_step_loads(batch, size, held, monkeypatch):
     monkeypatch.setattr(triton, "HELD", held)
     check(draw(batch, 3, 2, size))
@@ -298,6 +298,21 @@ def test_the_best_plan_of_four_heads(batch, width, itemsize, rows, block):
 def test_weights_that_cannot_be_held():
     expected = [triton.Plan(64, 16, 0), triton.Plan(32, 16, 0), triton.Plan(16, 16, 0)]
     assert triton._plans(40, 4, 1024, 8, processors=132) == expected
+
+
+@on_either
+@pytest.mark.parametrize(("processors", "block", "chunk"), [(1, 128, 128), (2, 128, 16), (4, 64, 64)])
+def test_pieces_on_gpus_of_few_multiprocessors(processors, block, chunk, monkeypatch):
+    launches = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *tensors, BLOCK, CHUNK, HELD, **options: launches.append((BLOCK, CHUNK, HELD))
+
+    monkeypatch.setattr(triton, "_multiprocessors", lambda device: processors)
+    width = 128 if processors == 1 else 256
+    triton._launch(Kernel(), draw(1, 1, 1, width))
+    assert launches[0] == (block, chunk, False)
 
 
 @on_either

@@ -141,10 +141,9 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, parts_of: Tensor | None = 
     while plans:
         plan, *others = plans
         parts, groups = width // plan.block, heads * -(-batch // plan.rows)
-        chunk = width if parts == 1 else min(width, CHUNK // given.R.itemsize)
-        if plan.block > max(WIDEST.values()):
-            # GPUs of few multiprocessors
-            chunk = min(chunk, NARROWEST)
+        # GPUs of few multiprocessors have wide blocks
+        most = CHUNK // given.R.itemsize if plan.block <= max(WIDEST.values()) else NARROWEST
+        chunk = width if parts == 1 else min(width, most)
         # programs that wait for others must all run at the same time
         at_once = groups if parts == 1 else processors // parts
         cooperative = {"launch_cooperative_grid": True} if parts > 1 else {}
