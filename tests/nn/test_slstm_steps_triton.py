@@ -19,7 +19,7 @@ pytestmark = quiet
 def size(request, monkeypatch):
     """Channels of a head. If 20, programs on a GPU share it, and hold weights in half precision alone."""
     if request.param == 20:
-        monkeypatch.setattr(triton, "HELD", 4 * 32 * 16 * 2)
+        monkeypatch.setattr(triton, "HELD_BYTES", 4 * 32 * 16 * 2)
     return request.param
 
 
@@ -72,7 +72,7 @@ def test_lengths(time, fresh, size):
 @pytest.mark.parametrize("held", [0, 2**17])
 @pytest.mark.parametrize(("batch", "size"), [(3, 20), *tiered([(17, 3)], [(1, 48), (2, 1), (1, 70)])])
 def test_weights_that_are_held_and_that_each_step_loads(batch, size, held, monkeypatch):
-    monkeypatch.setattr(triton, "HELD", held)
+    monkeypatch.setattr(triton, "HELD_BYTES", held)
     check(draw(batch, 3, 2, size))
 
 
@@ -258,8 +258,8 @@ def test_a_head_is_shared_by_more_programs_where_shared_memory_is_small(monkeypa
 def test_steps_of_a_head_that_programs_share(held, monkeypatch):
     """A step at a time and forward, because programs of the interpreter run one after another."""
     monkeypatch.setattr(triton, "_multiprocessors", lambda device: 132)
-    monkeypatch.setattr(triton, "HELD", held)
-    monkeypatch.setattr(triton, "CHUNK", 64)
+    monkeypatch.setattr(triton, "HELD_BYTES", held)
+    monkeypatch.setattr(triton, "CHUNK_BYTES", 64)
     given = draw(18, 3, 2, 40, reset=reset_mask(18, 3, rate=0.3, device=DEVICE))
     expected, end, _ = by_step(wide(given))
     state, hidden = given[2:6], []
@@ -292,7 +292,7 @@ def test_steps_of_a_head_that_programs_share(held, monkeypatch):
 def test_the_best_plan_of_four_heads(batch, width, itemsize, rows, block):
     plans = triton._plans(batch, 4, width, itemsize, processors=132)
     assert plans[0] == (rows, block, 4 * width * block * itemsize)
-    assert plans[-1].held == 0 and max(plan.held for plan in plans) <= triton.HELD
+    assert plans[-1].held == 0 and max(plan.held for plan in plans) <= triton.HELD_BYTES
 
 
 def test_weights_that_cannot_be_held():
@@ -416,7 +416,7 @@ def test_a_captured_graph(size):
 @on_a_gpu
 @pytest.mark.parametrize("held", [0, 2**16])
 def test_launches_one_after_another_on_a_gpu(held, monkeypatch):
-    monkeypatch.setattr(triton, "HELD", held)
+    monkeypatch.setattr(triton, "HELD_BYTES", held)
     check(draw(600, 20, 4, 256, dtype=torch.bfloat16), torch.bfloat16)
 
 

@@ -13,9 +13,9 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 KERNELS = Kernels("nonlinear.slstm_triton")
-CHUNK = 256
-"""Bytes of h in each row that a program multiplies at a time, in the weights' dtype, if it shares a head."""
-HELD = 2**17
+CHUNK_BYTES = 256
+"""Bytes of a row of h, in the weights' dtype, that a program multiplies at a time if it shares a head."""
+HELD_BYTES = 2**17
 """Bytes of weights that a program holds at most, in shared memory; products of tf32x3 hold them twice."""
 NARROWEST = 16
 """Channels and batch rows of a program at least, the fewest that matrix units multiply."""
@@ -24,7 +24,7 @@ WIDEST = {16: 64, 32: 32, 64: 32}
 WAIT = 1024
 """Channels times batch rows whose products take as long as the rest of a step; tuned on an H100."""
 LARGEST = 1024
-"""Channels of a head at most: 16 channels of larger heads have more weights than `HELD`, in bfloat16 too."""
+"""Channels of a head at most: 16 channels of larger heads exceed `HELD_BYTES`, in bfloat16 too."""
 
 
 class Plan(NamedTuple):
@@ -142,7 +142,7 @@ def _launch(run: Any, given: Steps, *tensors: Tensor, parts_of: Tensor | None = 
         plan, *others = plans
         parts, groups = width // plan.block, heads * -(-batch // plan.rows)
         # GPUs of few multiprocessors have wide blocks
-        most = CHUNK // given.R.itemsize if plan.block <= max(WIDEST.values()) else NARROWEST
+        most = CHUNK_BYTES // given.R.itemsize if plan.block <= max(WIDEST.values()) else NARROWEST
         chunk = width if parts == 1 else min(width, most)
         # programs that wait for others must all run at the same time
         at_once = groups if parts == 1 else processors // parts
@@ -201,7 +201,7 @@ def _plans(batch: int, heads: int, width: int, itemsize: int, processors: int) -
     """
 
     def cost(plan: Plan) -> int:
-        # programs run at the same time, then others
+        # the programs of a turn run at the same time
         turns = -(-heads * -(-batch // plan.rows) // (processors // (width // plan.block)))
         return turns * (WAIT + plan.rows * plan.block)
 
@@ -216,7 +216,7 @@ def _plans(batch: int, heads: int, width: int, itemsize: int, processors: int) -
         for block in blocks
         if block <= WIDEST[rows]
     ]
-    held = sorted((plan for plan in plans if plan.held <= HELD), key=cost)
+    held = sorted((plan for plan in plans if plan.held <= HELD_BYTES), key=cost)
     return [*held, *(Plan(rows, blocks[0], 0) for rows in reversed(choices))]
 
 

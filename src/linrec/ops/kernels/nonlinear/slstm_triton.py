@@ -21,11 +21,8 @@ registers, and CHUNK is WIDTH.
 The forward kernel saves the arguments of the gates, and the states that each step starts from. The backward
 kernel needs no other values. The gradient of the weights is a single product over all steps, which follows
 the kernel. Gates are in the order i, f, z, o; a product has 4 BLOCK columns, gate after gate. Masked channels
-have weights of zero and finite states.
+have weights of zero and finite states. Loops over held weights are unrolled, because they are a tuple.
 """
-
-# tuples grow chunk by chunk, because the loops are unrolled
-# mypy: disable-error-code="assignment, misc"
 
 import triton
 import triton.language as tl
@@ -74,9 +71,8 @@ def _columns(j, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_gates(x, at, head, inside, j, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load block `j` of all gates; x is (b, t, 4, h, d), and `at` is the number of steps before."""
-    gates, channels = _columns(j, BLOCK)
+def _load_gates(x, at, head, inside, gates, channels, HEADS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load channels of gates; x is (b, t, 4, h, d), and `at` is the number of steps before."""
     place = (at[:, None] * 4 + gates[None, :]) * HEADS + head
     mask = inside[:, None] & (channels < SIZE)[None, :]
     return tl.load(x + place * SIZE + channels[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -110,20 +106,20 @@ def _together(gates, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def _held_weights(  # type: ignore[no-untyped-def]
-    R, head, columns, channels, SIZE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    R, head, gates, channels, SIZE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
     HELD: tl.constexpr,
 ):  # fmt: skip
     """Load the weights from all chunks to a block; none without HELD."""
     held = ()
     if HELD:
         for k in tl.static_range(WIDTH // CHUNK):
-            held = held + (_weights(R, head, k, columns, channels, SIZE, CHUNK),)  # noqa: RUF005
+            held = held + (_weights(R, head, k, gates, channels, SIZE, CHUNK),)  # type: ignore[assignment]  # noqa: RUF005
     return held
 
 
 @triton.jit
 def _arrive(arrived):  # type: ignore[no-untyped-def]
-    """Count this program, which has stored what the others of its group wait for."""
+    """Count this program as arrived: the values that its group waits for are stored."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release")
 
@@ -138,9 +134,15 @@ def _wait(arrived, goal):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sum_of_parts(  # type: ignore[no-untyped-def]
-    parts, place, vectors, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr
-):
-    """Return the sum of block `j` of what each program of the group wrote; a part has `vectors` vectors."""
+    parts, arrived, steps, end, vectors, inside, j, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """Return the sum of block `j` of the parts after `steps` steps, when all programs have written them.
+
+    `end` is the number of vectors before those of this program in a part, and `vectors` that of a part.
+    """
+    _wait(arrived, steps * PARTS)
+    place = end + steps % 2 * PARTS * vectors
     total = _load(parts, place, inside, j, SIZE, BLOCK, SHARED=True)
     for part in tl.static_range(1, PARTS):
         total += _load(parts, place + part * vectors, inside, j, SIZE, BLOCK, SHARED=True)
@@ -199,8 +201,8 @@ def slstm(  # type: ignore[no-untyped-def]
     """
     group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
     j, end = tl.program_id(0) % PARTS, rows * HEADS + head
-    columns, channels = _columns(j, BLOCK)
-    held = _held_weights(R, head, columns, channels, SIZE, WIDTH, CHUNK, HELD)
+    gate_of, channel_of = _columns(j, BLOCK)
+    held = _held_weights(R, head, gate_of, channel_of, SIZE, WIDTH, CHUNK, HELD)
     h = _load(start, end, inside, j, SIZE, BLOCK)
     c = _load(cell, end, inside, j, SIZE, BLOCK)
     n = _load(normalizer, end, inside, j, SIZE, BLOCK)
@@ -212,24 +214,16 @@ def slstm(  # type: ignore[no-untyped-def]
         c = _cut(c, cut, 0.0, HAS_RESET)
         n = _cut(n, cut, 0.0, HAS_RESET)
         m = _cut(m, cut, -float("inf"), HAS_RESET)
-        totals = _load_gates(Wx, at, head, inside, j, HEADS, SIZE, BLOCK)
-        if PARTS == 1:
-            weights = held[0] if HELD else _weights(R, head, 0, columns, channels, SIZE, CHUNK)
-            x = _cut(h, cut, 0.0, HAS_RESET).to(weights.dtype)
-            totals = tl.dot(x, weights, totals, input_precision=PRECISION)
-        else:
+        totals = _load_gates(Wx, at, head, inside, gate_of, channel_of, HEADS, SIZE)
+        if PARTS > 1:
             _wait(arrived + group, step * PARTS)
             source = tl.where(step == 0, start, hidden)
             before = tl.where(step == 0, end, place - HEADS)
-            if HELD:
-                for k in tl.static_range(WIDTH // CHUNK):
-                    x = _cut(_load(source, before, inside, k, SIZE, CHUNK, SHARED=True), cut, 0.0, HAS_RESET)
-                    totals = tl.dot(x.to(held[k].dtype), held[k], totals, input_precision=PRECISION)
-            else:
-                for k in range(WIDTH // CHUNK):
-                    weights = _weights(R, head, k, columns, channels, SIZE, CHUNK)
-                    x = _cut(_load(source, before, inside, k, SIZE, CHUNK, SHARED=True), cut, 0.0, HAS_RESET)
-                    totals = tl.dot(x.to(weights.dtype), weights, totals, input_precision=PRECISION)
+        for k in (tl.static_range if HELD else range)(WIDTH // CHUNK):
+            weights = held[k] if HELD else _weights(R, head, k, gate_of, channel_of, SIZE, CHUNK)
+            x = h if PARTS == 1 else _load(source, before, inside, k, SIZE, CHUNK, SHARED=True)
+            x = _cut(x, cut, 0.0, HAS_RESET).to(weights.dtype)
+            totals = tl.dot(x, weights, totals, input_precision=PRECISION)
         arguments = _apart(totals, ROWS, BLOCK)
         log_i, argument, z, o = arguments
         kept = _log_forget(argument, SIGMOID) + m
@@ -273,8 +267,8 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
     group, head, rows, inside = _place(batch, first, HEADS, ROWS, PARTS)
     j, end = tl.program_id(0) % PARTS, rows * HEADS + head
     vectors = batch * HEADS
-    columns, channels = _columns(j, BLOCK)
-    held = _held_weights(R, head, columns, channels, SIZE, WIDTH, CHUNK, HELD)
+    gate_of, channel_of = _columns(j, BLOCK)
+    held = _held_weights(R, head, gate_of, channel_of, SIZE, WIDTH, CHUNK, HELD)
     of_hidden = _load(dh, end, inside, j, SIZE, BLOCK)
     of_next_cell = _load(dc, end, inside, j, SIZE, BLOCK)
     of_next_normalizer = _load(dn, end, inside, j, SIZE, BLOCK)
@@ -295,9 +289,8 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
         share = (f * c + i * z) / normalizer
         d = _load(dhidden, place, inside, j, SIZE, BLOCK)
         if PARTS > 1:
-            _wait(arrived + group, back * PARTS)
             of_hidden = _sum_of_parts(
-                parts, end + back % 2 * PARTS * vectors, vectors, inside, j, SIZE, BLOCK, PARTS
+                parts, arrived + group, back, end, vectors, inside, j, SIZE, BLOCK, PARTS
             )
         # h = o * share
         d += of_hidden
@@ -315,29 +308,21 @@ def slstm_gradients(  # type: ignore[no-untyped-def]
         of_next_cell = _cut(of_cell * f, cut, 0.0, HAS_RESET)
         of_next_normalizer = _cut(of_normalizer * f, cut, 0.0, HAS_RESET)
         joined = _together(changes, ROWS, BLOCK).to(R.dtype.element_ty)
-        if PARTS == 1:
-            weights = held[0] if HELD else _weights(R, head, 0, columns, channels, SIZE, CHUNK)
-            of_hidden = _cut(tl.dot(joined, weights.T, input_precision=PRECISION), cut, 0.0, HAS_RESET)
-        else:
-            slot = end + ((back + 1) % 2 * PARTS + j) * vectors
-            if HELD:
-                for k in tl.static_range(WIDTH // CHUNK):
-                    part = tl.dot(joined, held[k].T, input_precision=PRECISION)
-                    _store(parts, _cut(part, cut, 0.0, HAS_RESET), slot, inside, k, SIZE, CHUNK)
+        slot = end + ((back + 1) % 2 * PARTS + j) * vectors
+        for k in (tl.static_range if HELD else range)(WIDTH // CHUNK):
+            weights = held[k] if HELD else _weights(R, head, k, gate_of, channel_of, SIZE, CHUNK)
+            part = _cut(tl.dot(joined, weights.T, input_precision=PRECISION), cut, 0.0, HAS_RESET)
+            if PARTS == 1:
+                of_hidden = part
             else:
-                for k in range(WIDTH // CHUNK):
-                    weights = _weights(R, head, k, columns, channels, SIZE, CHUNK)
-                    part = tl.dot(joined, weights.T, input_precision=PRECISION)
-                    _store(parts, _cut(part, cut, 0.0, HAS_RESET), slot, inside, k, SIZE, CHUNK)
+                _store(parts, part, slot, inside, k, SIZE, CHUNK)
+        if PARTS > 1:
             _arrive(arrived + group)
         # no other program waits for these
         for gate in tl.static_range(4):
             _store(dWx, changes[gate], (at * 4 + gate) * HEADS + head, inside, j, SIZE, BLOCK)
     if PARTS > 1:
-        _wait(arrived + group, time * PARTS)
-        of_hidden = _sum_of_parts(
-            parts, end + time % 2 * PARTS * vectors, vectors, inside, j, SIZE, BLOCK, PARTS
-        )
+        of_hidden = _sum_of_parts(parts, arrived + group, time, end, vectors, inside, j, SIZE, BLOCK, PARTS)
     _store(dh, of_hidden, end, inside, j, SIZE, BLOCK)
     _store(dc, of_next_cell, end, inside, j, SIZE, BLOCK)
     _store(dn, of_next_normalizer, end, inside, j, SIZE, BLOCK)
