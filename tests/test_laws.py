@@ -33,6 +33,7 @@ from linrec.ops import (
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import recording
 from linrec.testing import (
+    check_derivatives,
     check_operator,
     delta_rule_inputs,
     dense_ssm_inputs,
@@ -47,9 +48,13 @@ from linrec.testing import (
     selective_scan_inputs,
     short_conv_inputs,
 )
+from linrec.trees import double
 from tests.mixers import variants
 from tests.ops.entries import canonical, runs
 from tests.tiers import thorough, tiered
+
+# where torch has no rule for vmap, it repeats an operation
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 D_MODEL = 4
 TIMES = (1, 2, 63, 64, 65)
@@ -659,6 +664,19 @@ def test_operators_are_stable(name, entry, dtype):
             x[key] = (shaped if key == "log_decay" else shaped.exp()).to(x[key])
     x = {key: tensor if tensor.is_complex() else tensor.to(dtype) for key, tensor in x.items()}
     testing.check_stability(function, x)
+
+
+@pytest.mark.parametrize(("name", "entry", "short"), shortened(entries(reference=False, differentiable=True)))
+def test_derivatives_where_inputs_are_computed_from_each_other(name, entry, short):
+    operator = OPERATORS[name]
+    reset = {"reset": reset_mask(2, 9, rate=0.2)}
+    for case in cases_of(name, entry)[:1] if short else cases_of(name, entry):
+        for options in [reset] if short else [{}, reset]:
+            given = double(operator.inputs(9, **case) | operator.always), options
+            given, options = testing.map_tree(lambda tensor: tensor.to(device_of(entry)), given)
+            if takes(name, entry, given | options):
+                pair = {"mode": entry.mode, "backend": entry.name}
+                check_derivatives(operator.function, given, **pair, options=options)
 
 
 @thorough

@@ -91,6 +91,7 @@ def test_the_fused_kernels_get_one_aligned_mask_in_the_dtype_of_the_inputs(monke
     ("keys", "visible", "is_causal"),
     [(7, None, True), (7, None, False), (8, None, False), (7, causal(7, 7), True)],
 )
+@torch.no_grad()
 def test_a_bias_of_all_rows_is_aligned_and_not_repeated(monkeypatch, keys, visible, is_causal):
     q, k, v = inputs(7, keys)
     bias = torch.randn(1, HEADS, 7, keys, generator=generator(), dtype=q.dtype)
@@ -100,6 +101,7 @@ def test_a_bias_of_all_rows_is_aligned_and_not_repeated(monkeypatch, keys, visib
     assert found[0][3].shape == (1, HEADS, 7, 8)
 
 
+@torch.no_grad()
 def test_attention_without_a_bias_pads_channels_alone(monkeypatch):
     q, k, v = inputs(7, 7)
     expected = visible_attention(q, k, v, causal(7, 7))

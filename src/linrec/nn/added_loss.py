@@ -62,10 +62,15 @@ def weighing_losses(weight: float) -> Iterator[None]:
 
 
 class _WithLoss(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:
-        ctx.dtype, ctx.device = loss.dtype, loss.device
+    def forward(y: Tensor, loss: Tensor) -> Tensor:
         return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.dtype, ctx.device = inputs[1].dtype, inputs[1].device
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:

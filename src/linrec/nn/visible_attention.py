@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.attention.torch import aligned
+from linrec.ops.attention.torch import Softmax, aligned, softmax
 from linrec.ops.core.call import zeros_of
 
 __all__ = ["fitting", "padded", "visible_attention"]
@@ -101,7 +101,5 @@ def visible_attention(
     if q.device.type == "cuda":
         q, k, v = aligned(q), aligned(k), aligned(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    o = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale
-    )
+    o = softmax(Softmax(q, k, v, mask, causal and mask is None, scale), dropout)
     return o.transpose(1, 2)[..., :width]

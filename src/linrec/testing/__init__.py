@@ -28,6 +28,7 @@ from linrec.testing.laws import (
     check_causality,
     check_compile,
     check_empty,
+    check_gradients,
     check_isolation,
     check_layout,
     check_reset,
@@ -37,6 +38,7 @@ from linrec.testing.laws import (
 )
 from linrec.testing.suites import (
     check_autocast,
+    check_derivatives,
     check_init_state,
     check_mixer,
     check_operator,
@@ -61,7 +63,9 @@ __all__ = [
     "check_batch_independence",
     "check_causality",
     "check_compile",
+    "check_derivatives",
     "check_empty",
+    "check_gradients",
     "check_init_state",
     "check_isolation",
     "check_layout",

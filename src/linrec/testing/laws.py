@@ -20,6 +20,7 @@ __all__ = [
     "check_causality",
     "check_compile",
     "check_empty",
+    "check_gradients",
     "check_isolation",
     "check_layout",
     "check_reset",
@@ -151,7 +152,7 @@ def check_isolation(function: Function, x: Tree) -> None:
     document = documents(reset)
     ends = reset | reset.roll(-1, 1)
     ends[:, [0, -1]] = True
-    cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)
+    cotangent = _cotangent(y)
 
     def outcome(inputs: Tree, start: State, gradient: Tensor = cotangent) -> dict[str, Any]:
         y, last = function(inputs, start, reset=reset)
@@ -255,6 +256,39 @@ def check_empty(function: Function, x: Tree) -> None:
     assert_agree(function(map_tree(lambda tensor: tensor[:0], x))[0], y[:0], "outputs of zero rows")
 
 
+def check_gradients(function: Function, x: Tensor) -> None:
+    """Law 1: a backward pass with `create_graph`, `torch.func.grad` and per-row gradients by vmap agree.
+
+    Args:
+        function: the mixer or operator.
+        x: inputs over time, in float64.
+    """
+    x = differentiable(x)
+    y, _ = function(x)
+    expected = _gradients(function, y, x)
+    cotangent = _cotangent(y)
+    kept = _gradients(function, function(x)[0], x, cotangent, create_graph=True)
+    assert_agree(kept, expected, "gradients with `create_graph`")
+    named = function.named_parameters() if isinstance(function, nn.Module) else ()
+    weights = {name: weight.detach() for name, weight in named if weight.requires_grad}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, cotangent: Tensor) -> Tensor:
+        if isinstance(function, nn.Module):
+            return (torch.func.functional_call(function, weights, (x,))[0] * cotangent).sum()
+        return (function(x)[0] * cotangent).sum()
+
+    gradient = torch.func.grad(loss, (0, 1))
+    of_weights, of_x = gradient(weights, x.detach(), cotangent)
+    assert_agree([of_x, *of_weights.values()], expected, "gradients by torch.func.grad")
+    rows = x.detach()[:, None], cotangent[:, None]
+    of_weights, of_x = torch.func.vmap(gradient, (None, 0, 0))(weights, *rows)
+    for i, (row, of_y) in enumerate(zip(*rows, strict=True)):
+        row = differentiable(row)
+        expected = _gradients(function, function(row)[0], row, of_y)
+        found = [of_x[i], *(each[i] for each in of_weights.values())]
+        assert_agree(found, expected, f"gradients of batch row {i} by torch.func.vmap")
+
+
 def check_layout(function: Function, x: Tree) -> None:
     """Non-contiguous inputs give the same outputs as contiguous inputs."""
     strided = map_tree(lambda tensor: tensor.repeat_interleave(2, dim=-1)[..., ::2], x)
@@ -307,10 +341,17 @@ def _assert_same_future(function: Function, x: Tree, state: State, other: State,
     assert_agree(function(x, state)[0], function(x, other)[0], f"{what}: outputs that follow from it")
 
 
-def _gradients(function: Function, y: Tensor, x: Tree) -> list[Tensor]:
-    """Return gradients of a fixed linear functional of y, for the leaves of x and a module's parameters."""
-    cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)
+def _gradients(
+    function: Function, y: Tensor, x: Tree, cotangent: Tensor | None = None, *, create_graph: bool = False
+) -> list[Tensor]:
+    """Return gradients of a linear functional of y, for the leaves of x and a module's parameters."""
     wanted = [tensor for tensor in leaves(x) if tensor.requires_grad]
     if isinstance(function, nn.Module):
         wanted += [parameter for parameter in function.parameters() if parameter.requires_grad]
-    return list(torch.autograd.grad(y, wanted, cotangent, retain_graph=True, materialize_grads=True))
+    options = {"retain_graph": True, "materialize_grads": True, "create_graph": create_graph}
+    cotangent = _cotangent(y) if cotangent is None else cotangent
+    return list(torch.autograd.grad(y, wanted, cotangent, **options))
+
+
+def _cotangent(y: Tensor) -> Tensor:
+    return torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)

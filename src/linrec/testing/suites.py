@@ -19,6 +19,7 @@ from linrec.trees import Tree, differentiable, double, leaves, map_tree
 
 __all__ = [
     "check_autocast",
+    "check_derivatives",
     "check_init_state",
     "check_mixer",
     "check_operator",
@@ -66,6 +67,7 @@ def check_mixer(
     laws.check_isolation(mixer, x)
     laws.check_empty(mixer, x)
     laws.check_layout(mixer, x)
+    laws.check_gradients(copy.deepcopy(mixer).double(), x.double())
     if mixer.takes_dt:
         check_times(mixer, x)
     if compiler is not None:
@@ -234,6 +236,109 @@ def check_operator(
     expected = _outcome(operator, double(given), dtype, gradients, **options)
     for name, value in actual.items():
         assert_agree(value, expected[name], f"({mode!r}, {backend!r}): {name}", dtype=dtype)
+
+
+def check_derivatives(
+    operator: Function,
+    inputs: Mapping[str, Tree],
+    *,
+    mode: str,
+    backend: str,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Law 1: first and second derivatives agree with the reference if inputs are computed from each other.
+
+    In float64, gradients come from an ordinary backward pass, from one with `create_graph`, and from
+    `torch.func.grad`, also under `torch.func.vmap`. Second derivatives are compared for all inputs, and for
+    each input alone, where no other input requires a gradient.
+
+    Args:
+        operator: takes `inputs` and `options` as keyword arguments and returns (y, state).
+        inputs: tensors, trees of tensors, and None.
+        mode: the mode to check.
+        backend: the backend to check.
+        options: further keyword arguments, such as `reset`.
+
+    Raises:
+        AssertionError: the results differ.
+
+    Example:
+        >>> from linrec.ops import scan
+        >>> from linrec.testing import scan_inputs
+        >>> check_derivatives(scan, scan_inputs(2, 9, 3), mode="scan", backend="torch")
+    """
+    given = differentiable(double(dict(inputs)))
+    places = [i for i, tensor in enumerate(leaves(given)) if tensor.requires_grad]
+
+    def loss(tree: Tree, pair: tuple[str, str]) -> Tensor:
+        results = operator(**_coupled(tree), **(options or {}), mode=pair[0], backend=pair[1])
+        # quadratic, so that the cotangents have derivatives too
+        return sum(
+            ((x * _wave(x)).real + (x * x.conj()).real / 8).sum() for x in leaves(results) if _varies(x)
+        )  # type: ignore[return-value]
+
+    def derivatives(pair: tuple[str, str], alone: int | None = None) -> dict[str, Any]:
+        tensors = leaves(differentiable(given))
+        for i in places:
+            tensors[i].requires_grad_(alone in (None, i))
+        wanted = [x for x in tensors if x.requires_grad]
+        tree = _filled(given, tensors)
+        plain = torch.autograd.grad(loss(tree, pair), wanted, materialize_grads=True)
+        kept = torch.autograd.grad(loss(tree, pair), wanted, create_graph=True, materialize_grads=True)
+        product = torch.stack([(g * _wave(g)).real.sum() for g in kept]).sum()
+        second = torch.autograd.grad(product, wanted, materialize_grads=True)
+        return {"gradients": plain, "gradients with a graph": kept, "second derivatives": second}
+
+    pair, oracle = (mode, backend), ("recurrent", "reference")
+    expected = derivatives(oracle)
+    found = derivatives(pair)
+    some = [leaves(given)[i].detach() for i in places]
+
+    def functional(*some: Tensor) -> Tensor:
+        tensors = leaves(given)
+        for i, x in zip(places, some, strict=True):
+            tensors[i] = x
+        return loss(_filled(given, tensors), pair)
+
+    gradient = torch.func.grad(functional, tuple(range(len(some))))
+    found["torch.func.grad"] = gradient(*some)
+    rows = torch.func.vmap(gradient)(*(torch.stack([x, x / 2]) for x in some))
+    found["torch.func.grad under vmap"] = [x[0] for x in rows]
+    for what, value in found.items():
+        assert_agree(value, expected.get(what, expected["gradients"]), f"({mode!r}, {backend!r}): {what}")
+    for i in places:
+        what = f"({mode!r}, {backend!r}): derivatives of tensor {i} of the inputs alone"
+        assert_agree(derivatives(pair, i), derivatives(oracle, i), what)
+
+
+def _coupled(tree: Tree) -> Tree:
+    """Return the tree with every tensor scaled by a number in (1/2, 1] that depends on the tensors before."""
+    means: list[Tensor] = []
+
+    def couple(x: Tensor) -> Tensor:
+        if not _varies(x):
+            return x
+        if means:
+            x = x * (1 - torch.stack(means).sum().tanh().square() / 2)
+        means.append(x.real.mean())
+        return x
+
+    return map_tree(couple, tree)
+
+
+def _filled(tree: Tree, tensors: list[Tensor]) -> Tree:
+    following = iter(tensors)
+    return map_tree(lambda x: next(following), tree)
+
+
+def _varies(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _wave(x: Tensor) -> Tensor:
+    """Return fixed numbers like x; a generator draws none under vmap."""
+    numbers = torch.arange(x.numel(), dtype=torch.float64, device=x.device).reshape(x.shape)
+    return torch.cos(numbers**1.1).to(x.dtype)
 
 
 def _outcome(

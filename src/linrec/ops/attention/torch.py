@@ -8,11 +8,12 @@ processed in blocks, in time and memory linear in the length.
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from linrec.ops.attention.cache import (
     Attention,
@@ -25,6 +26,7 @@ from linrec.ops.attention.cache import (
 )
 from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
+from linrec.ops.core.kernel import by_autograd, differentiated
 from linrec.ops.gate_loop import segments
 from linrec.trees import replaced
 
@@ -133,8 +135,7 @@ def _attend(
         if q.device.type == "cuda":
             q, k, v = aligned(q), aligned(k), aligned(v)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        options = {"dropout_p": given.dropout, "is_causal": is_causal, "scale": given.scale}
-        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **options)
+        y = softmax(Softmax(q, k, v, visible, is_causal, given.scale), given.dropout)
         return y.transpose(1, 2)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     # Laplace's function is steep near mu, where scores in half precision are too coarse
@@ -145,6 +146,74 @@ def _attend(
     elif visible is not None:
         weights = weights * visible
     return (weights.to(v.dtype) @ v).transpose(1, 2)
+
+
+class Softmax(NamedTuple):
+    """Inputs of `softmax`: heads (b, h, t, d), and a mask (b or 1, h or 1, t, s) or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float
+
+
+def softmax(given: Softmax, dropout: float) -> Tensor:
+    """Run torch's fused attention; on the CPU, without dropout, it has derivatives of every order."""
+    q, k, v, mask, is_causal, scale = given
+    if q.is_cpu and not dropout and differentiated(*given) and not torch.compiler.is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            return _softmax_by_torch(given)[0]
+        choice = torch._fused_sdp_choice(q, k, v, mask, is_causal=is_causal, scale=scale)
+        # the other choice of the CPU is made of torch operations
+        if choice == SDPBackend.FLASH_ATTENTION.value:
+            y: Tensor = _FlashOnCPU.apply(*given)
+            return y
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
+    )
+
+
+def _softmax_by_torch(given: Softmax) -> tuple[Tensor]:
+    scores = given.scale * (given.q @ given.k.mT).to(torch.promote_types(given.q.dtype, torch.float32))
+    if given.is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
+    if given.mask is not None:
+        scores = scores + _as_bias(given.mask, scores.dtype)
+    return (scores.softmax(-1).to(given.v.dtype) @ given.v,)
+
+
+def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
+
+
+class _FlashOnCPU(torch.autograd.Function):
+    """The kernel of the CPU, whose adjoint has no derivative in torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool, scale: float
+    ) -> Tensor:
+        bias = None if mask is None else _as_bias(mask, q.dtype)
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        y, log_sum = run(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
+        ctx.save_for_backward(q, k, v, bias, y, log_sum)
+        ctx.flags = is_causal, scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        q, k, v, bias, y, log_sum = ctx.saved_tensors
+        is_causal, scale = ctx.flags
+        if torch.is_grad_enabled():
+            given = Softmax(q, k, v, bias, is_causal, scale)
+            return tuple(by_autograd(_softmax_by_torch)(given, None, (dy,), ctx.needs_input_grad))
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = run(dy, q, k, v, y, log_sum, 0.0, is_causal, attn_mask=bias, scale=scale)
+        return *found, None, None, None
 
 
 def repeated(x: Tensor, q: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
 from linrec.ops.core.checks import check_reset, check_state, check_tensors, tensor_fields
 from linrec.ops.core.precision import widened, without_autocast
-from linrec.trees import leaves
+from linrec.trees import leaves, map_tree
 
 Result = tuple[Any, Any]
 Space = tuple[Sequence[int], torch.dtype]
@@ -108,6 +108,9 @@ class Operator:
     def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
         """Run the operator on its arguments, and return y and the state."""
         sequence = check_tensors(inputs, self._tensors, self.sequence)
+        # not every operation takes a lazy conjugate, least of all under vmap; a compiler cannot ask for it
+        if any(isinstance(x, Tensor) and x.is_complex() for x in inputs):
+            inputs = map_tree(torch.resolve_conj, inputs)
         inputs = self.canonical(inputs)
         check_reset(inputs.reset, sequence)
         if self.state is not None and inputs.state is not None:

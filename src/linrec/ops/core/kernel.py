@@ -221,19 +221,27 @@ def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
     """Return the adjoint, by autograd, of a function of torch operations.
 
-    The function returns the first outputs of a kernel. The gradients are differentiable.
+    The function returns the first outputs of a kernel. The gradients are differentiable. They are partial
+    derivatives: an input computed from another input counts as independent, as in a kernel's adjoint.
 
     Example:
+        >>> class Product(NamedTuple):
+        ...     x: Tensor
+        ...     y: Tensor
         >>> x = torch.tensor(3.0, requires_grad=True)
-        >>> adjoint = by_autograd(lambda given: (given[0] ** 2,))
-        >>> (dx, _) = adjoint((x, None), None, (torch.tensor(1.0),), (True, False))
+        >>> adjoint = by_autograd(lambda given: (given.x * given.y,))
+        >>> dx, _ = adjoint(Product(x, x), None, (torch.tensor(1.0),), (True, True))
         >>> torch.autograd.grad(dx, x)
-        (tensor(2.),)
+        (tensor(1.),)
     """
 
     def again(given: Any, kept: Any, d: Any, needs: Sequence[bool]) -> list[Tensor | None]:
-        outputs, wanted = twin(given), [x for x, need in zip(given, needs, strict=True) if need]
-        d = d[: len(outputs)]
+        # a path from one saved input to another is in the outer graph; aliases leave it out here
+        inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in given]
+        wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
+        # some outputs may depend only on inputs that need no gradient
+        pairs = [(y, dy) for y, dy in zip(twin(type(given)(*inputs)), d, strict=False) if y.requires_grad]
+        outputs, d = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(outputs, wanted, d, create_graph=True, allow_unused=True))
         return [next(found) if need else None for need in needs]
 

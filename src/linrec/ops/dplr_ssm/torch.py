@@ -109,8 +109,8 @@ def convolution(given: DPLRSSM, backend: str) -> Values:
 
 def _real_form(a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return A (d, 2 n, 2 n), B (d, 2 n) and C (d, 1, 2 n) of the model, with states as (real, imaginary)."""
-    taken = _real(p, -2) @ _real(q.conj(), -2).mT
-    return turning(a) - taken, _real(b), _real(c.conj())[:, None]
+    taken = _real(p, -2) @ _conjugate(q, -2).mT
+    return turning(a) - taken, _real(b), _conjugate(c)[:, None]
 
 
 class _Stretch(NamedTuple):
@@ -126,7 +126,7 @@ class _Stretch(NamedTuple):
 def _stretch(near: Tensor, into: Tensor, out: Tensor, back: Tensor, of_u: Tensor, of_s: Tensor) -> _Stretch:
     size = near.shape[-1]
     back, of_u, of_s = (matrices(series, size) for series in (back, of_u, of_s))
-    columns, rows = _real(into[..., None] * near, -2), _real((out[..., None] * near).conj(), -2)
+    columns, rows = _real(into[..., None] * near, -2), _conjugate(out[..., None] * near, -2)
     taken = torch.einsum("sdnl,rsdlm->rdnm", rows[1:], back)
     outputs = rows[0] - delayed(torch.einsum("sdnl,rsdlm->rdnm", taken, of_s))[0]
     inputs = columns[0] - delayed(torch.einsum("sdnl,srdlm->rdnm", columns[1:], of_u))[0]
@@ -147,6 +147,10 @@ def _step(x: Tensor, a: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 def _real(x: Tensor, dim: int = -1) -> Tensor:
     return torch.cat([x.real, x.imag], dim)
+
+
+def _conjugate(x: Tensor, dim: int = -1) -> Tensor:
+    return torch.cat([x.real, -x.imag], dim)
 
 
 def _complex(x: Tensor) -> Tensor:

@@ -156,7 +156,8 @@ def twin(given: Matrix) -> Result:
         y, last = chunkwise(GateLoop(q, k, v, log_decay, None, None, state, reset))
     else:
         # in the rotating frame, phases are zero, but their derivatives are not
-        q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
+        real, imaginary = q.chunk(2, dim=-1)
+        q, k = torch.complex(real, -imaginary), torch.complex(*k.chunk(2, dim=-1))
         if log_decay is not None and log_decay.shape[-1] > 1:
             log_decay = log_decay.chunk(2, dim=-1)[0]
         start = torch.complex(*state.chunk(2, dim=-2))

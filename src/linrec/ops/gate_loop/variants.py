@@ -113,8 +113,8 @@ def real_form(given: GateLoop) -> tuple[Matrix, Angle]:
             total = total.to(torch.float64).expand(-1, q.shape[1], -1, -1).cumsum(1)
             total = total.remainder(2 * math.pi).to(phase.dtype)
     cos, sin = total.cos(), total.sin()
-    # the conjugate of conj(k) exp(i Phi) is k exp(-i Phi)
-    q, k = _turned(q, cos, sin), _turned(k.conj(), cos, sin)
+    real, imaginary = segments.turned(q, cos, sin)
+    q, k = torch.cat([real, -imaginary], dim=-1), torch.cat(segments.turned(k, cos, -sin), dim=-1)
     if log_decay is not None and log_decay.shape[-1] > 1:
         log_decay = torch.cat([log_decay, log_decay], dim=-1)
     parts = torch.cat([state.real, state.imag], dim=-2)
@@ -127,12 +127,6 @@ def complex_form(state: Tensor, angle: Angle) -> Tensor:
     real, imaginary = state.chunk(2, dim=-2)
     cos, sin = angle
     return torch.complex(real * cos - imaginary * sin, real * sin + imaginary * cos)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the conjugate of x exp(i Phi), as (real, imaginary)."""
-    real, imaginary = segments.turned(x, cos, sin)
-    return torch.cat([real, -imaginary], dim=-1)
 
 
 def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False, wide_y: bool = False) -> Run:

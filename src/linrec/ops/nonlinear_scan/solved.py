@@ -98,6 +98,17 @@ class _Solved(torch.autograd.Function):
             gradients[0] = of_state if cut is None else of_state.masked_fill(beside(cut[:, 0], of_state), 0)
         return None, None, None, None, None, *gradients
 
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
+        # solvers stop when all rows converge, and a cell takes one set of parameters
+        each = [
+            _Solved.apply(
+                *(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True))
+            )
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(each), 0
+
 
 def _split(tensors: Sequence[Tensor], n: int) -> tuple[Tensors, Tensors]:
     """Return the tensors of x, which are the first n, and the parameters."""
