@@ -1,5 +1,6 @@
 """The results of the repository: tables that reports read, with the numbers that README and docs name."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from linrec.report.over_seeds import format_mean_and_spread
 from linrec.report.page import _means
 from linrec.report.scores import FORMATS
 from linrec.report.stored import read_stored
+from linrec.report.tables import CURVES, POINTS
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,12 @@ def test_the_readme_has_the_test_accuracies_of_memory_horizon() -> None:
     assert f"{sentence} fixed" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
+def test_curves_of_the_results_are_short() -> None:
+    for table in TABLES:
+        for line in (table / CURVES).read_text(encoding="utf-8").splitlines():
+            assert sum(len(curve["step"]) for curve in json.loads(line)["curves"].values()) <= POINTS
+
+
 def test_results_are_few_and_small_files() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("counts the files that git knows")
@@ -56,5 +64,6 @@ def test_results_are_few_and_small_files() -> None:
     )
     files = [ROOT / name for name in listed.stdout.splitlines()]
     assert 13 * 2 <= len(files) <= 100
-    assert max(path.stat().st_size for path in files) <= 1_000_000
+    sizes = [path.stat().st_size for path in files]
+    assert max(sizes) <= 1_000_000 and sum(sizes) <= 10_000_000
     assert not {path.name for path in files} & {"config.json", "result.json", "metrics.jsonl"}

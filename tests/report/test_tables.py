@@ -1,5 +1,6 @@
 """Tables of runs: reports from them are reports from the folders, and errors name the broken line."""
 
+import itertools
 import json
 import math
 import os
@@ -115,13 +116,74 @@ def test_curves_keep_the_precision_of_float32(make_run: RunMaker, tmp_path: Path
     assert third == records[2] | {"loss": 1234568.0}
 
 
-def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
+def test_curves_have_at_most_200_points_a_run(make_run: RunMaker, tmp_path: Path) -> None:
+    for steps in (100, 101, 200, 333):
+        folder = make_run(f"run-{steps}", checkpoint=False, steps=tuple(range(1, steps + 1)), seed=steps)
+        collect_runs([folder], tmp_path / f"table-{steps}")
+        (run,) = read_runs([tmp_path / f"table-{steps}"])
+        assert len(run.metrics) == 200
+        assert [record["step"] for record in run.metrics[-2:]] == [steps, steps]
+        kept = [record["step"] for record in run.metrics if record["split"] == "train"]
+        assert {b - a for a, b in itertools.pairwise(kept)} <= {steps // 100, steps // 100 + 1}
+        # a table of a table is thinned no further
+        collect_runs([tmp_path / f"table-{steps}"], tmp_path / "again" / str(steps))
+        again = tmp_path / "again" / str(steps) / "curves.jsonl"
+        assert lines(again)[0]["curves"] == lines(tmp_path / f"table-{steps}" / "curves.jsonl")[0]["curves"]
+
+
+def test_runs_are_added_to_a_table_once(make_run: RunMaker, runs: Path, table: Path, tmp_path: Path) -> None:
+    before = {name: (table / name).read_bytes() for name in ("rows.jsonl", "curves.jsonl")}
+    shutil.copytree(runs, tmp_path / "copies" / "runs")
+    shutil.copytree(runs / "other", tmp_path / "copies" / "more")
+    collect_runs([runs, tmp_path / "copies"], table)
+    assert {name: (table / name).read_bytes() for name in before} == before
+
+    # a run that went on takes the place of its part, under its name; other runs are added
+    shutil.rmtree(runs / "other")
+    options = {"transition": "fixed", "checkpoint": False}
+    make_run("further/fixed-1", steps=(10, 20, 30, 40), seed=1, **options)
+    make_run("further/fixed-2", seed=2, finished=False, **options)
+    collect_runs([tmp_path / "copies", runs / "further"], table)
+    rows = lines(table / "rows.jsonl")
+    names = ["arms/data-0", "arms/data-1", "arms/fixed-0", "other/fixed-1", "runs/further/fixed-2"]
+    assert [row["folder"] for row in rows] == names
+    assert [row["result"] is None for row in rows] == [False, False, False, False, True]
+    assert [row["folder"] for row in lines(table / "curves.jsonl")] == names
+    collect_runs([table], tmp_path / "new")
+    assert (tmp_path / "new" / "rows.jsonl").read_bytes() == (table / "rows.jsonl").read_bytes()
+
+    # of two names, only runs of another commit are two experiments
+    for name in ("later/one", "later/two"):
+        shutil.copytree(runs / "arms" / "data-0", runs / name)
+    stored = json.loads((runs / "later" / "two" / "config.json").read_text())
+    (runs / "later" / "two" / "config.json").write_text(json.dumps({**stored, "commit": "another"}))
+    collect_runs([runs / "later"], table)
+    assert [row["folder"] for row in lines(table / "rows.jsonl")] == [*names, "two"]
+
+    # models that began from other weights are other runs
+    make_run("from/a", command="linrec train lm --init-from a --out x", checkpoint=False)
+    make_run("from/b", command="linrec train lm --init-from=b --out x", checkpoint=False)
+    collect_runs([runs / "from"], table)
+    assert [row["folder"] for row in lines(table / "rows.jsonl")] == [*names, "two", "a", "b"]
+
+
+def test_two_runs_of_a_name_are_refused(make_run: RunMaker, table: Path, tmp_path: Path) -> None:
+    make_run("else/arms/data-0", seed=9, checkpoint=False)
+    before = (table / "rows.jsonl").read_bytes()
+    with pytest.raises(
+        RunFolderError, match="two runs of other configurations called 'arms/data-0'; pass an"
+    ):
+        collect_runs([make_run.root / "else"], table)
+    assert (table / "rows.jsonl").read_bytes() == before
+
+
+def test_half_a_table_is_not_overwritten_and_a_failure_leaves_nothing(
     runs: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("rows.jsonl", "curves.jsonl"):
         (tmp_path / name).mkdir()
         shutil.copy(table / name, tmp_path / name / name)
-        with pytest.raises(RunFolderError, match=rf"{name} exists already; remove it, or pass another --out"):
+        with pytest.raises(RunFolderError, match=rf"is no table of runs: it has {name}"):
             collect_runs([runs], tmp_path / name)
         assert os.listdir(tmp_path / name) == [name]
 
@@ -233,5 +295,5 @@ def test_the_command_line_collects_and_reports(runs: Path, tmp_path: Path, capsy
     for words in (["--collect", str(runs)], [str(runs), "--collect", "--out", "x", "--baseline", str(out)]):
         assert main(["report", *words]) == 2
         assert "--collect needs --out FOLDER, and takes no --baseline." in capsys.readouterr().err
-    assert main(["report", "--collect", str(runs), "--out", str(out)]) == 2
-    assert "rows.jsonl exists already" in capsys.readouterr().err
+    assert main(["report", "--collect", str(runs), "--out", str(out)]) == 0
+    assert len(lines(out / "rows.jsonl")) == 4

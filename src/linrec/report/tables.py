@@ -25,6 +25,8 @@ __all__ = ["CURVES", "ROWS", "RUN", "Stored", "check_job", "has_table", "read_ta
 ROWS = "rows.jsonl"
 CURVES = "curves.jsonl"
 RUN = "run"
+POINTS = 200
+"""Points of the curves of a run, over all splits."""
 DIGITS = 7
 """Significant digits of the numbers in curves: float32 has no more."""
 
@@ -82,12 +84,9 @@ def write_table(runs: Sequence[tuple[str, Stored]], out: Path) -> tuple[Path, Pa
         out: folder of the table.
 
     Raises:
-        RunFolderError: the folder has one of these files already, or cannot be written to.
+        RunFolderError: the folder cannot be written to.
     """
     rows, curves = out / ROWS, out / CURVES
-    for path in (rows, curves):
-        if path.exists() or path.is_symlink():
-            raise RunFolderError(f"{path} exists already; remove it, or pass another --out.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         # both files or neither
@@ -160,8 +159,14 @@ def _curves(name: str, run: Stored) -> dict[str, Any]:
     """Return the logged numbers of a run by split, a list per quantity; null stands for a missing number."""
     metrics = [] if run.records is None else run.records.metrics
     curves = {}
-    for split in dict.fromkeys(record["split"] for record in metrics):
+    splits = dict.fromkeys(record["split"] for record in metrics)
+    for split in splits:
         records = [record for record in metrics if record["split"] == split]
+        if len(metrics) > POINTS:
+            n = len(records)
+            kept = 1 + (POINTS - len(splits)) * n // len(metrics)
+            # counted from the last point, which stays
+            records = [records[n - 1 - place * n // kept] for place in reversed(range(kept))]
         quantities = dict.fromkeys(key for record in records for key in record if key != "split")
         curves[split] = {key: [_rounded(record.get(key)) for record in records] for key in quantities}
     return {"folder": name, "curves": curves}
