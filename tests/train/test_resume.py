@@ -111,6 +111,29 @@ def test_moments_of_a_transposed_parameter_resume_to_the_bit_too(tiny: Tiny, tmp
     assert_same_run(straight, pieces)
 
 
+def test_a_run_names_the_machine_of_each_part(tiny: Tiny, tmp_path: Path, monkeypatch) -> None:
+    config = tiny(checkpoint_every=3)
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path, progress=stop_at(2))
+    first = load_run(tmp_path).about
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path, resume=True, progress=stop_at(4))
+    # the same machine is said once
+    assert load_run(tmp_path).about == first
+    origin = {name: first[name] for name in ("commit", "dirty", "versions", "device")}
+    for name, crash in (("one", 8), ("lost", 8), ("two", 9)):
+        monkeypatch.setattr("linrec.train.loop.provenance", lambda _, name=name: {**origin, "commit": name})
+        with pytest.raises(RuntimeError):
+            fit(config, tmp_path, resume=True, progress=crash_at(crash))
+    fit(config, tmp_path, resume=True)
+    about = load_run(tmp_path).about
+    parts = about.pop("resumed")
+    assert about == first
+    # the part between the crashes left no checkpoint
+    assert [(part["step"], part["commit"]) for part in parts] == [(4, "one"), (6, "two")]
+    assert parts[0]["device"] == first["device"]
+
+
 @thorough
 def test_a_run_can_be_stopped_many_times(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny()

@@ -40,7 +40,7 @@ from linrec.train.optim import make_optimizers, set_learning_rate
 from linrec.train.processes import any_process, first, first_ahead, program
 from linrec.train.provenance import provenance
 from linrec.train.result import Progress, Reporter, Result
-from linrec.train.run import RESULT, open_run_folder, read_result, write_json
+from linrec.train.run import RESULT, note_resumed, open_run_folder, read_result, write_json
 from linrec.train.schedule import cut_warmup, schedule_factor
 from linrec.train.state import (
     carried_state,
@@ -233,6 +233,8 @@ def _fit(
             carried.keep(carried_state(checkpoint, like, device))
     if resume and (folder / RESULT).exists():
         return read_result(folder)
+    if checkpoint is not None:
+        first(fabric, note_resumed, folder, step, origin)
     best_loss, best_step = math.inf, 0
     # a best model without a checkpoint is from before a restart, so it is not a model of this run
     kept = first_ahead(fabric, load_best, folder) if checkpoint is not None and loop.keep == "best" else None

@@ -60,7 +60,8 @@ class Run:
             steps_per_second.
         result: the content of `result.json`; None while the run has not finished.
         about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run; for
-            a language model also "tokenizer", the fingerprint of its tokenizer.
+            a language model also "tokenizer", the fingerprint of its tokenizer. "resumed" has the step and
+            the provenance of each part that another commit, device or version continued.
         extra: JSON that other commands wrote into the run folder, by name, such as the "perplexity" of
             `linrec eval`; `linrec.report` reads it.
     """
@@ -114,6 +115,7 @@ ABOUT = {
     "commit": str | None,
     "versions": dict,
     "device": dict,
+    "resumed": list,
 }
 DEVICE = {"type": str, "name": str, "threads": int}
 
@@ -292,6 +294,19 @@ def open_run_folder(
         except OSError as error:
             raise TrainError(f"could not write the tokenizer to {folder}: {reason(error)}.") from error
     return about["command"]
+
+
+def note_resumed(folder: Path, step: int, origin: dict[str, Any]) -> None:
+    """Add the provenance of a resumed run to `config.json` if it differs from that of the part before."""
+    stored = _read_json(folder, CONFIG)
+    # a part that was killed before its first checkpoint left nothing
+    parts = [part for part in stored.get("resumed", ()) if part["step"] < step]
+    before = parts[-1] if parts else stored
+    if any(before.get(name) != value for name, value in origin.items()):
+        parts.append({"step": step, **origin})
+    if parts != stored.get("resumed", []):
+        config = stored.pop("config")
+        write_json(folder / CONFIG, {**stored, "resumed": parts, "config": config})
 
 
 def lock_run_folder(folder: Path) -> ExitStack:
