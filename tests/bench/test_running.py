@@ -22,7 +22,7 @@ from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_page, writ
 from linrec.bench.jobs import write_job
 from linrec.bench.schedule import _gpu_share, outcome_of
 from linrec.bench.variants import folder_name
-from linrec.bench.worker import _main, _stop_without, run_job
+from linrec.bench.worker import _main, run_job, stop_without
 from linrec.cli import main
 from linrec.train import ConfigError, InterruptedRunError, load_run
 from linrec.train.interrupt import Interrupt
@@ -232,7 +232,7 @@ def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monke
     # the process to watch is this one
     assert started[0][-2:] == [str(folder), str(os.getpid())]
     with Interrupt() as interrupt:
-        watch = threading.Thread(target=_stop_without, args=(os.getppid(), 0.01), daemon=True)
+        watch = threading.Thread(target=stop_without, args=(os.getppid(), 0.01), daemon=True)
         watch.start()
         watch.join(0.1)
         assert watch.is_alive() and not interrupt.requested

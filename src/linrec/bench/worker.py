@@ -25,7 +25,7 @@ from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load
 from linrec.train.config import config_from_dict
 from linrec.train.run import write_json
 
-__all__ = ["run_job"]
+__all__ = ["run_job", "stop_without"]
 
 
 def run_job(folder: Path) -> str:
@@ -103,7 +103,7 @@ def _peak_bytes() -> dict[str, Any]:
     return {"device": device, "process": process}
 
 
-def _stop_without(starter: int, every: float = 1.0) -> None:
+def stop_without(starter: int, every: float = 1.0) -> None:
     """Stop this process, with a checkpoint, once the process that started it has ended.
 
     Killing a command does not kill its jobs: the job would go on running beside the same job of the next
@@ -117,7 +117,7 @@ def _stop_without(starter: int, every: float = 1.0) -> None:
 def _main(words: Sequence[str]) -> int:
     folder, *starter = words
     for process in starter:
-        threading.Thread(target=_stop_without, args=(int(process),), daemon=True).start()
+        threading.Thread(target=stop_without, args=(int(process),), daemon=True).start()
     # wait, because an earlier worker that is about to stop may still be writing its checkpoint
     with locked(Path(folder), wait=True):
         return 0 if run_job(Path(folder)) == "done" else 1

@@ -21,6 +21,7 @@ from linrec.bench.schedule import outcome_of
 from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
 from linrec.bench.widths import Sizes, equally_many
+from linrec.cli import queue
 from linrec.cli.options import BenchOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
@@ -36,6 +37,8 @@ FACTORS = (1 / 3, 1.0, 3.0)
 
 def run(words: list[str]) -> int:
     """Run `linrec bench`."""
+    if words[:1] == ["queue"]:
+        return queue.run(words[1:])
     options = parse(BenchOptions, _spread(words), "linrec bench")
     out = options.out or Path("bench") / options.suite
     with one_line_errors():

@@ -39,6 +39,9 @@ examples:
 BENCH = """
 suites:
 {suites}
+
+`linrec bench queue JOBS` works off a queue of jobs in short allocations:
+`linrec bench queue --help` shows its options.
 """
 
 
@@ -47,6 +50,8 @@ def of_command(words: list[str]) -> bool:
     command, *rest = words
     if not {"-h", "--help"} & {*rest}:
         return False
+    if " ".join(words[:2]) in OPTIONS:
+        command = " ".join(words[:2])
     if command == "train" and rest[0] in ("-h", "--help"):
         print(train_help(), end="")
         return True

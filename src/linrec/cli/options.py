@@ -158,7 +158,7 @@ class ReportOptions:
         baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, as a baseline for runs of
             the same settings. The exit status is 1 if a run is worse than its baseline.
         collect: write a table of the runs instead of a report: rows.jsonl and curves.jsonl in the folder
-            --out, which reports read in place of the run folders.
+            --out, which reports read in place of the run folders. Runs are added to a table that exists.
         trust_code: allow running the code of mixers that the runs name by an import path.
     """
 
@@ -204,6 +204,32 @@ class BenchOptions:
     budget: float | None = None
     workers: int = 1
     out: Path | None = None
+
+
+@dataclass(frozen=True)
+class QueueOptions:
+    """Run as many jobs of a queue file as fit into the time, and resume what was stopped the next time.
+
+    Args:
+        jobs: queue file: a section per job, with its command, its estimated minutes and its priority.
+        minutes: time of this allocation; 0 starts no job, and shows what is left.
+        folder: folder of the runs and of all that the next allocation needs.
+        per_gpu: jobs that share a GPU; the `per-gpu` of a job goes before. Without a GPU, jobs share the
+            processor.
+        grace: seconds at the end of the time in which jobs write checkpoints.
+        carry: MiB of checkpoints that the next allocation can read. A run whose checkpoint is larger is never
+            split: it starts only if all of it fits into the time.
+        slim: at the end, delete the weights of runs that have ended, and all else that neither resuming nor
+            tables need.
+    """
+
+    jobs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="JOBS")]
+    minutes: float
+    folder: Path = Path("queue")
+    per_gpu: int = 1
+    grace: float = 30.0
+    carry: float = 48.0
+    slim: bool = False
 
 
 @dataclass(frozen=True)
@@ -267,6 +293,7 @@ OPTIONS: dict[str, type[Any]] = {
     "inspect": InspectOptions,
     "report": ReportOptions,
     "bench": BenchOptions,
+    "bench queue": QueueOptions,
     "convert": ConvertOptions,
     "publish": PublishOptions,
     "demo": DemoOptions,
