@@ -2,14 +2,12 @@
 # Both Memory Horizon recipes, both arms, three seeds each; then the tuned recipe without one of its choices at a
 # time, one seed each; spread over the GPUs of this machine, with a report of each group:
 #
-#     results/memory-horizon/run.sh OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
+#     results/memory-horizon/run.sh OUT [OPTIONS OF linrec bench queue ...]
 #
 # `linrec report --collect OUT --out results/memory-horizon` makes the table that is kept here.
-#
-# results/train-all.sh says what happens to each.
 set -euo pipefail
 
-out=${1:?"usage: $0 OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]"}
+out=${1:?"usage: $0 OUT [OPTIONS OF linrec bench queue ...]"}
 
 declare -A without=(
   [open-gates]="--model.mixer-args.gate-bias-init None"
@@ -35,7 +33,8 @@ runs() { # FOLDER RECIPE OPTIONS, a line each
   done
 }
 
-runs | "$(dirname "$0")/../train-all.sh" "$@"
+runs | sed -E 's/(\S+) (.*)/[\1]\ncommand = train \2\nminutes = 5/' |
+  linrec bench queue /dev/stdin --folder "$out" --minutes 600 --per-gpu 3 "${@:2}"
 
 for recipe in memory-horizon-tuned memory-horizon; do
   linrec report "$out/$recipe"/*/ --out "$out/$recipe-report"

@@ -3,7 +3,7 @@
 # seed, on the CPU, a few minutes each. First those with a matrix state, and what they are compared with; then state-space
 # models, long convolutions and gated recurrences:
 #
-#     results/shakespeare-char-cpu/run.sh TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]
+#     results/shakespeare-char-cpu/run.sh TEXT OUT [OPTIONS OF linrec bench queue ...]
 #
 # `linrec report --collect OUT --out results/shakespeare-char-cpu` makes the table that is kept here.
 #
@@ -12,8 +12,8 @@
 # than pairs of characters in 500 steps.
 set -euo pipefail
 
-text=${1:?"usage: $0 TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]"}
-out=${2:?"usage: $0 TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]"}
+text=${1:?"usage: $0 TEXT OUT [OPTIONS OF linrec bench queue ...]"}
+out=${2:?"usage: $0 TEXT OUT [OPTIONS OF linrec bench queue ...]"}
 
 runs() { # FOLDER RECIPE OPTIONS, a line each
   while read -r mixer options; do
@@ -72,4 +72,5 @@ ind_rnn
 END
 }
 
-runs | "$(dirname "$0")/../train-all.sh" "${@:2}"
+runs | sed -E 's/(\S+) (.*)/[\1]\ncommand = train \2\nminutes = 5/' |
+  linrec bench queue /dev/stdin --folder "$out" --minutes 600 --per-gpu 3 "${@:3}"

@@ -2,17 +2,17 @@
 # Shakespeare by character: four token mixers at equal parameters and equal tokens, and HGRN's ablations of its tables
 # 8, 10 and 11 at that size; three seeds each, spread over the GPUs of this machine, with a report of each group:
 #
-#     results/shakespeare-char/run.sh TEXT OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
+#     results/shakespeare-char/run.sh TEXT OUT [OPTIONS OF linrec bench queue ...]
 #
 # `linrec report --collect OUT/mixers OUT/ablations --out results/shakespeare-char` makes the table that is kept here.
 #
-# TEXT is the file that nanoGPT downloads, 1,115,394 characters. results/train-all.sh says what happens to each run.
+# TEXT is the file that nanoGPT downloads, 1,115,394 characters.
 # All have a budget of 5,000 steps; each ends when the validation loss has not fallen for 1,000, since all models know
 # the text by heart long before, and the best one of the validation split is what nanoGPT reports too.
 set -euo pipefail
 
-text=${1:?"usage: $0 TEXT OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]"}
-out=${2:?"usage: $0 TEXT OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]"}
+text=${1:?"usage: $0 TEXT OUT [OPTIONS OF linrec bench queue ...]"}
+out=${2:?"usage: $0 TEXT OUT [OPTIONS OF linrec bench queue ...]"}
 
 # 10.7 million parameters each: what a mixer has less than another, the channel mixing has more
 declare -A mixers=(
@@ -50,7 +50,8 @@ runs() { # FOLDER RECIPE OPTIONS, a line each
 [ -e "$out/first/result.json" ] ||
   linrec train shakespeare-char --data.path "$text" --loop.steps 1 --optim.warmup-steps 0 --loop.compile off \
     --out "$out/first"
-runs | "$(dirname "$0")/../train-all.sh" "${@:2}"
+runs | sed -E 's/(\S+) (.*)/[\1]\ncommand = train \2\nminutes = 5/' |
+  linrec bench queue /dev/stdin --folder "$out" --minutes 600 --per-gpu 3 "${@:3}"
 
 linrec report "$out/mixers"/*/ --out "$out/mixers-report"
 linrec report "$out/mixers"/hgrn-*/ "$out/mixers"/lru-*/ "$out/ablations"/*/ --out "$out/ablations-report"
