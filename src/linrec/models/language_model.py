@@ -15,6 +15,7 @@ from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.models.enhanced_recurrence import EnhancedRecurrence
 from linrec.models.memformer import Memformer, SlotReading
+from linrec.models.ragged import RaggedState, run_masked
 from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
@@ -97,6 +98,7 @@ class LanguageModel(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
+        mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t n_outputs"], tuple[State, ...]]:
         """Return the logits of every step.
 
@@ -105,18 +107,21 @@ class LanguageModel(nn.Module):
             state: the state that an earlier call returned, one entry per layer; None at the start.
             reset: (b, t) bool, true where a new document starts.
             dt: (b, t), the time since the step before; see `Mixer.forward`. All mixers must have `takes_dt`.
+            mask: (b, t) bool, false at padding and other steps to leave out. Logits at other steps, and the
+                state, are those of rows without these steps. None leaves out no steps.
 
         Returns:
-            logits (b, t, n_outputs), and the state after the last step, a tuple with one entry per layer.
+            logits (b, t, n_outputs), and the state after the last step, a tuple with one entry per layer, or
+            a `RaggedState` where a mask gives the rows states of different shapes.
 
         Raises:
-            ValueError: `tokens` is not two-dimensional, `state` has the wrong number of layers, or `dt` is
-                given with a memory across the stack.
-            TypeError: `tokens` is not of an integer dtype, or a mixer does not take `dt`.
+            ValueError: `tokens` is not two-dimensional, `mask` has another shape, `state` has the wrong
+                number of layers, or `dt` is given with a memory across the stack.
+            TypeError: `tokens` is not of an integer dtype, `mask` is not bool, or a mixer does not take `dt`.
             IndexError: on the CPU, from torch, for an id outside [0, vocab_size). On CUDA such an id is
                 undefined behaviour, because checking values would wait for the device.
         """
-        x, states = self.hidden(tokens, state, reset=reset, dt=dt)
+        x, states = self.hidden(tokens, state, reset=reset, dt=dt, mask=mask)
         return self.head(x), states
 
     def hidden(
@@ -126,6 +131,7 @@ class LanguageModel(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
+        mask: Bool[Tensor, "b t"] | None = None,
         keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
         """Return the head's input (b, t, d_model), and the state; arguments and errors as in `forward`.
@@ -142,7 +148,8 @@ class LanguageModel(nn.Module):
             raise TypeError(
                 f"`tokens` must be int64 token ids; got {tokens.dtype}. Convert: `tokens.long()`."
             )
-        return self.transformed(self.embedding(tokens), state, reset=reset, dt=dt, keep_state=keep_state)
+        x = self.embedding(tokens)
+        return self.transformed(x, state, reset=reset, dt=dt, mask=mask, keep_state=keep_state)
 
     def transformed(
         self,
@@ -151,9 +158,31 @@ class LanguageModel(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
+        mask: Bool[Tensor, "b t"] | None = None,
         keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
         """Return the head's input and the state from embeddings `x`; otherwise as `hidden`."""
+        if mask is not None:
+            self._check_mask(mask, x)
+            # a compiler cannot branch on values
+            if not torch.compiler.is_compiling() and mask.all():
+                mask = None
+        run = partial(self._run, keep_state=keep_state)
+        if mask is None and not isinstance(state, RaggedState):
+            return run(x, state, reset, dt)
+        ended = not keep_state and all(mixer.is_causal for mixer in self.mixers)
+        return run_masked(run, x, state, mask, reset, dt, padded=not self.has_segments, ended=ended)
+
+    def _run(
+        self,
+        x: Tensor,
+        state: tuple[State, ...] | None,
+        reset: Tensor | None,
+        dt: Tensor | None,
+        *,
+        keep_state: bool,
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """Run rows of which all steps count, as `transformed`."""
         if self.memory is None:
             return self._stack(x, state, reset, dt=dt, keep_state=keep_state)
         require(
@@ -242,6 +271,22 @@ class LanguageModel(nn.Module):
                 "mixers in a decoder, and mixers that see the future, such as attention with `causal=False`, "
                 "in an encoder.",
             )
+
+    @staticmethod
+    def _check_mask(mask: Tensor, x: Tensor) -> None:
+        """Raise unless there is a flag for each row and step."""
+        require(
+            mask.shape == x.shape[:2],
+            f"`mask` must have shape (batch, time) = {tuple(x.shape[:2])}; got {tuple(mask.shape)}. Pass one "
+            "flag per row and step.",
+        )
+        if mask.dtype != torch.bool:
+            raise TypeError(f"`mask` must be bool; got {mask.dtype}. Pass `mask != 0`.")
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether segments begin at multiples of a number of steps, so that they depend on the first step."""
+        return self.memory is not None or any(mixer.segment_length is not None for mixer in self.mixers)
 
     @property
     def state_size(self) -> int:
