@@ -6,12 +6,15 @@ import torch
 
 from linrec import mixers
 from linrec.models import LanguageModel, ModelConfig
-from tests.mixers.variants import OF_FAMILIES
+from linrec.nn.segment_mixer import SegmentMixer
+from tests.mixers.variants import OF_FAMILIES, VARIANTS
 
 VOCAB = 13
 # every mixer that there is; and states that a default does not have
 MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
-    name: (name, {}) for name in mixers.names()
+    # with segments that end within these tests
+    name: (name, next(iter(VARIANTS[name].values())) if issubclass(mixers.get(name), SegmentMixer) else {})
+    for name in mixers.names()
 } | {
     "gate_loop heads": ("gate_loop", {"n_heads": 2, "phase_activation": "none", "output_gate": True}),
     "attention window": ("attention", {"n_heads": 2, "window": 4}),

@@ -222,13 +222,12 @@ def test_a_tuned_state_is_kept_and_starts_every_text(tmp_path: Path) -> None:
     loaded = LinrecForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
     assert not torch.allclose(loaded(tokens).logits, before)
-    # right padding changes nothing, and padding on the left is refused
-    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
-    torch.testing.assert_close(
-        loaded(tokens, attention_mask=mask).logits[:, :5], loaded(tokens).logits[:, :5]
-    )
-    with pytest.raises(ValueError, match="Pad on the right"):
-        loaded(tokens, attention_mask=mask.flip(1))
+    # padding changes nothing, and a second document would start from zeros
+    mask = torch.tensor([[1] * 7, [0, 1, 1, 0, 1, 1, 0]])
+    found = loaded(tokens, attention_mask=mask).logits[1, mask[1] > 0]
+    torch.testing.assert_close(found[None], loaded(tokens[1:, mask[1] > 0]).logits)
+    with pytest.raises(ValueError, match="one document in each row"):
+        loaded(tokens, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]))
     with pytest.raises(ValueError, match="must have no tuned state"):
         from_hugging_face(loaded)
 

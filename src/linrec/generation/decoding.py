@@ -16,6 +16,7 @@ from linrec.generation.steps import Steps
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.ragged import joined, rows_of
 from linrec.models.regional import with_parts_compiled
 
 __all__ = ["Generated", "TokenStream", "generate", "stream"]
@@ -94,7 +95,8 @@ def stream(
         top_p: total probability of the tokens to choose from; None is all.
         seed: seed of the random numbers, in 0 .. 2^64 - 1.
         state: state of an earlier generation to continue; None starts from an empty state.
-        reset: (b, t), true where a document begins; tokens before it have no influence.
+        reset: (b, t), true where a document begins; tokens before it have no influence, not even on where
+            segments begin.
         vocab_size: generate only token ids below this number, for models with a padded vocabulary; None
             allows all.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
@@ -128,11 +130,13 @@ def stream(
     device = next(model.parameters()).device
     tokens, reset, layers = _pending(model, tokens, reset, state, device)
     model = with_weights_cast(model, precision)
-    last = None
-    if reset is not None:
+    last = mask = None
+    if reset is not None and model.has_segments:
+        layers, mask = _begun(model, layers, reset)
+    elif reset is not None:
         reset, last = reset[:, :-1], reset[:, -1]
     compiled = with_parts_compiled(model) if compile else None
-    layers = prefill(model, tokens[:, :-1], reset, layers, precision, compiled=compiled)
+    layers = prefill(model, tokens[:, :-1], reset, layers, precision, mask=mask, compiled=compiled)
     drawn = 0 if state is None else state.drawn
     steps = Steps(
         model,
@@ -268,6 +272,22 @@ def _pending(
         reset = torch.zeros_like(tokens, dtype=torch.bool) if reset is None else reset
         reset = torch.cat([begun[:, None], reset], dim=1)
     return torch.cat([state.token[:, None], tokens], dim=1), reset, state.layers
+
+
+def _begun(
+    model: LanguageModel, layers: tuple[State, ...] | None, reset: Tensor
+) -> tuple[tuple[State, ...] | None, Tensor]:
+    """Return the state of rows that begin anew at their last reset, and the mask of the prefill.
+
+    A reset would leave the boundaries of segments where the row's first step put them.
+    """
+    document = reset.cumsum(1)
+    mask = document == document[:, -1:]
+    if layers is None:
+        return None, mask[:, :-1]
+    begun, kept = (rows.nonzero()[:, 0] for rows in (reset.any(1), ~reset.any(1)))
+    groups = [(begun, model.init_state(len(begun))), (kept, rows_of(layers, kept))]
+    return joined((rows, state) for rows, state in groups if len(rows)), mask[:, :-1]
 
 
 def _check_range(tokens: Tensor, vocab_size: int) -> None:

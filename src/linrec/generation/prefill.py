@@ -24,6 +24,7 @@ def prefill(
     layers: tuple[State, ...] | None,
     precision: Precision,
     *,
+    mask: Tensor | None = None,
     compiled: LanguageModel | None = None,
 ) -> tuple[State, ...]:
     """Return the model's state after tokens (b, t), without computing logits.
@@ -34,6 +35,7 @@ def prefill(
         reset: (b, t), true where a document begins.
         layers: the state before the tokens; None is the initial state.
         precision: of the computation.
+        mask: (b, t), false at steps to leave out; None leaves out no steps.
         compiled: the model with its parts compiled. It processes pieces of a constant length; `model`
             processes the rest, and everything where the state grows.
     """
@@ -45,22 +47,24 @@ def prefill(
             length = max(1, min(COMPILED_STEPS, COMPILED_PIECE // batch))
             done = tokens.shape[1] // length * length
             with compiling():
-                layers = _in_pieces(compiled, tokens, reset, layers, range(0, done, length), length)
+                layers = _in_pieces(compiled, tokens, reset, mask, layers, range(0, done, length), length)
         length = max(1, (PIECE_ON_GPU if tokens.is_cuda else PIECE) // batch)
-        return _in_pieces(model, tokens, reset, layers, range(done, tokens.shape[1], length), length)
+        return _in_pieces(model, tokens, reset, mask, layers, range(done, tokens.shape[1], length), length)
 
 
 def _in_pieces(
     model: LanguageModel,
     tokens: Tensor,
     reset: Tensor | None,
+    mask: Tensor | None,
     layers: tuple[State, ...],
     starts: range,
     length: int,
 ) -> tuple[State, ...]:
     for start in starts:
         now = slice(start, start + length)
-        _, layers = model.hidden(tokens[:, now], layers, reset=None if reset is None else reset[:, now])
+        begins, kept = (None if x is None else x[:, now] for x in (reset, mask))
+        _, layers = model.hidden(tokens[:, now], layers, reset=begins, mask=kept)
     return layers
 
 

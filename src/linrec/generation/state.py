@@ -16,7 +16,8 @@ class GenerationState:
     """The state of a generation: the model's state, and the newest token, which the model has yet to process.
 
     Args:
-        layers: the model's state after all tokens except the newest, an entry per layer.
+        layers: the model's state after all tokens except the newest, an entry per layer, or a
+            `RaggedState`.
         token: the newest token of each sequence, (b).
         reset: whether `token` begins a document, (b); None if it begins a document in no sequence.
         drawn: number of tokens generated so far, which is the index of the next random number.

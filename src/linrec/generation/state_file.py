@@ -1,6 +1,7 @@
 """Generation states in safetensors files: tensors by name, everything else as JSON, never pickled.
 
-    layers.N...    the state of layer N: a tensor, or its parts by tuple index or field name
+    layers.N...    the state of layer N: a tensor, or its parts by tuple index or field name; of rows in
+                   groups, layers.rows.G the rows of group G, and layers.states.G.N the state of layer N
     token          the newest token of each sequence
     reset          the reset of the newest token, if the state has a reset
 
@@ -11,6 +12,7 @@ of the weights.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -23,7 +25,9 @@ from torch import Tensor
 from linrec import __version__
 from linrec.files import parse_json, replacing
 from linrec.generation.state import GenerationState, filled, named
+from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.ragged import RaggedState
 
 __all__ = ["StateFileError", "fingerprint", "load_state", "save_state"]
 
@@ -146,7 +150,7 @@ def _assembled(
         raise StateFileError(
             f"{path} is damaged: its `reset` is not of shape {tuple(token.shape)} and dtype bool."
         )
-    start = model.init_state(len(token), device="cpu")
+    start = _first_state(model, len(token), tensors, path)
     for name, expected in named(start, "layers").items():
         _check_part(tensors.get(name), expected, f"{path} is damaged: its part {name}")
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -154,6 +158,18 @@ def _assembled(
     if strange := tensors.keys() - named(layers, "layers").keys():
         raise StateFileError(f"{path} is damaged: the model's state has no part {min(strange)}.")
     return GenerationState(layers, token.to(device), None if reset is None else reset.to(device), drawn)
+
+
+def _first_state(model: LanguageModel, batch: int, tensors: dict[str, Tensor], path: Path) -> State:
+    """Return the initial state with the structure of the file's: rows in groups, if the file has groups."""
+    names = itertools.takewhile(tensors.__contains__, map("layers.rows.{}".format, itertools.count()))
+    rows = tuple(tensors[name] for name in names)
+    if not rows:
+        return model.init_state(batch, device="cpu")
+    found = torch.cat([part.reshape(-1) for part in rows])
+    if found.dtype != torch.int64 or not torch.equal(found.sort().values, torch.arange(batch)):
+        raise StateFileError(f"{path} is damaged: its groups do not hold each of {batch} rows once.")
+    return RaggedState(rows, tuple(model.init_state(len(part), device="cpu") for part in rows))
 
 
 def _check_part(tensor: Tensor | None, expected: Tensor, what: str) -> None:

@@ -15,6 +15,7 @@ from linrec.generation.state import GenerationState, filled, named
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.ragged import RaggedState
 from linrec.models.regional import compiling, with_parts_compiled
 from linrec.ops.core.kernel import successors
 
@@ -73,7 +74,9 @@ class Steps:
         self._device = state.token.device
         self._noise = Noise(seed, len(state.token), start=state.drawn, device=self._device)
         self._capture = capture and self._device.type == "cuda"
-        self._room = Room.of(model) if self._capture or compile else None
+        # the caches of ragged rows have no common room
+        ragged = isinstance(state.layers, RaggedState)
+        self._room = Room.of(model) if (self._capture or compile) and not ragged else None
         self._stream = torch.cuda.Stream(self._device) if self._capture else None
         # two graphs take turns: the state of each is where the other one reads it
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Buffers]] = []

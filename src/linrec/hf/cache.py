@@ -1,7 +1,7 @@
 """The cache of transformers that holds the states of a linrec model."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from linrec.models.ragged import rows_in, rows_of
 from linrec.rules import at_least
 from linrec.trees import leaves, map_tree
 
@@ -33,7 +34,7 @@ class Snapshot(NamedTuple):
 
 
 class _States(CacheLayerMixin):
-    """The states of all blocks, of any structure, with the batch first in every tensor."""
+    """The states of all blocks, with the batch first in every tensor, or a `RaggedState`."""
 
     def __init__(self, *, static: bool) -> None:
         super().__init__()
@@ -53,10 +54,6 @@ class _States(CacheLayerMixin):
             now = Snapshot(now.steps, self.now.states)
         self.now, self.is_initialized = now, now.states is not None
 
-    def apply(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Apply a function to every tensor."""
-        self.now = Snapshot(self.now.steps, map_tree(function, self.now.states))
-
     def get_seq_length(self) -> int:
         """Return the number of steps so far."""
         return self.now.steps
@@ -75,11 +72,11 @@ class _States(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Take the sequences of these indices."""
-        self.apply(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
+        self.now = Snapshot(self.now.steps, rows_of(self.now.states, indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence."""
-        self.apply(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        self.batch_select_indices(torch.arange(rows_in(self.now.states)).repeat_interleave(repeats))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Refuse keys and values."""

@@ -1,6 +1,5 @@
 """linrec's language models as models of transformers."""
 
-import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from transformers.modeling_outputs import (
 
 from linrec.hf.cache import CACHE, StateCache, cache_of_call
 from linrec.hf.config import LinrecConfig
+from linrec.hf.masks import Reading, reading
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
@@ -117,8 +117,9 @@ class LinrecPreTrainedModel(PreTrainedModel):
 class LinrecModel(LinrecPreTrainedModel):
     """The model without its head; its cache is a `StateCache`.
 
-    A mask leaves out the steps before a text, where padding on the left stands. Steps whose `position_ids`
-    are zero begin a document, as in batches of `DataCollatorWithFlattening`.
+    Each row runs as if its masked steps were not there, wherever they stand. The output at a masked step is
+    the output of the row's last step before it in the call, so `generate` also continues rows with padding on
+    the right. Packed documents, as in batches of `DataCollatorWithFlattening`, do not read each other.
 
     Args:
         config: the configuration.
@@ -191,14 +192,22 @@ class LinrecModel(LinrecPreTrainedModel):
 
         Args:
             input_ids: tokens (b, t).
-            attention_mask: mask (b, steps so far), 0 at the steps before a text.
+            attention_mask: 0 at steps to leave out, and 1 or the number of a document at others (b, n), for
+                all steps so far or for the new steps.
             cache: cache of the earlier steps; it is updated.
             inputs_embeds: embeddings (b, t, d_model) in place of tokens.
             use_cache: whether to return a cache; None means the configuration's choice, but none in training
                 without `cache`.
-            position_ids: positions (b, t), 0 where a document begins.
+            position_ids: positions (b, t). Documents begin at 0, and where positions do not increase; else
+                linrec counts positions itself.
             past_key_values: another name of `cache`.
-            kwargs: not used; a cache among them is refused.
+            kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `cu_seqlens` or `seq_idx` of packed documents. A cache
+                and other tensors are refused, and other values are not used.
+
+        Raises:
+            TypeError: a cache or a tensor that linrec does not know.
+            ValueError: both or neither of tokens and embeddings; a mask, positions or documents of another
+                shape, or out of range; or packed documents for a model with a tuned state.
         """
         cache = cache_of_call(cache, past_key_values, kwargs)
         if (input_ids is None) == (inputs_embeds is None):
@@ -209,15 +218,19 @@ class LinrecModel(LinrecPreTrainedModel):
         if use_cache and cache is None:
             cache = StateCache()
         states = None if cache is None else cache.states
-        reset = _resets(attention_mask, position_ids, x.shape[1], first=states is None)
+        mask, reset = Reading(None, None)
+        # a compiled step goes on with its text: a mask that grows would be compiled at every length
+        if x.shape[1] != 1 or states is None or not torch.compiler.is_compiling():
+            past = 0 if cache is None else cache.get_seq_length()
+            mask, reset = reading(x, past, attention_mask, position_ids, kwargs)
+        if reset is not None and self.initial_state is not None:
+            raise ValueError(
+                "a model with a tuned state must have one document in each row: got packed documents, which "
+                "start from zeros. Pass each document as a row, with `attention_mask`."
+            )
         if states is None and self.initial_state is not None:
-            if reset is not None:
-                raise ValueError(
-                    "a model with a tuned state must start at the first token: got padding on the left or "
-                    "packed documents, which start from zeros. Pad on the right, or pass texts one by one."
-                )
             states = self.initial_state(self.body.init_state(len(x), device=x.device))
-        x, states = self.body.transformed(x, states, reset=reset, keep_state=use_cache)
+        x, states = self.body.transformed(x, states, reset=reset, mask=mask, keep_state=use_cache)
         if use_cache and cache is not None:
             cache.write(states, x.shape[1])
         return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache if use_cache else None})
@@ -277,8 +290,8 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
 
         The arguments are those of `LinrecModel.forward`, and three more. `labels` are tokens (b, t), -100
         where there is no target; they are shifted here. `logits_to_keep` is the number of last steps, or the
-        indices of steps, whose logits are returned; 0 is all. `kwargs` are passed to the loss, such as
-        `num_items_in_batch`.
+        indices of steps, whose logits are returned; 0 is all. `kwargs` are passed to the model, and to the
+        loss, such as `num_items_in_batch`.
         """
         found = self.model(
             input_ids=input_ids,
@@ -287,6 +300,7 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             position_ids=position_ids,
+            **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(found.last_hidden_state[:, kept])
@@ -296,6 +310,11 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: found.get(CACHE)})
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        """Return the mask of the steps, which takes the place of masks of pairs of steps."""
+        return attention_mask
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -359,35 +378,6 @@ def _check_imported(mixers: Sequence[str]) -> None:
                 f"the configuration names the mixer {name!r}, which is code outside of linrec. Import "
                 f"{module} first if you trust it."
             )
-
-
-def _resets(mask: Tensor | None, positions: Tensor | None, steps: int, *, first: bool) -> Tensor | None:
-    """Return where a document begins (b, t); None if no document begins.
-
-    Args:
-        mask: (b, steps so far), 0 before a text.
-        positions: (b, t), 0 where a document begins.
-        steps: number t of steps of this call.
-        first: whether no steps came before.
-    """
-    # a compiled step continues its text: a mask that grows would be compiled, or recorded, at every length
-    if steps == 1 and not first and torch.compiler.is_compiling():
-        return None
-    begins = []
-    if positions is not None:
-        begins.append(positions == 0)
-    if mask is not None and mask.dim() == 2:
-        now = mask.bool()
-        before = nn.functional.pad(now, (1, 0), value=True)[:, :-1]
-        begins.append((now & ~before)[:, -steps:])
-    if not begins:
-        return None
-    reset = functools.reduce(torch.logical_or, begins)
-    if first:
-        # the first step has nothing to forget
-        reset = reset & (torch.arange(steps, device=reset.device) > 0)
-    # a compiler cannot branch on a value
-    return reset if torch.compiler.is_compiling() or reset.any() else None
 
 
 AutoConfig.register("linrec", LinrecConfig)

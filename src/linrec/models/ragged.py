@@ -10,7 +10,7 @@ from torch import Tensor
 from linrec.mixers import State
 from linrec.trees import leaves, map_tree
 
-__all__ = ["RaggedState", "joined", "rows_of", "run_masked"]
+__all__ = ["RaggedState", "joined", "rows_in", "rows_of", "run_masked"]
 
 # indices of rows, and their state
 Group: TypeAlias = tuple[Tensor, State]
@@ -46,6 +46,11 @@ def rows_of(state: State, indices: Int64[Tensor, "n"]) -> State:
         if len(place):
             found.append((place, rows_of(group, row)))
     return joined(found)
+
+
+def rows_in(state: State) -> int:
+    """Return the number of rows of a state."""
+    return sum(map(len, state.rows)) if isinstance(state, RaggedState) else len(leaves(state)[0])
 
 
 def joined(groups: Iterable[Group]) -> State:
