@@ -1,22 +1,20 @@
 """Rows of a batch read different steps: a masked step is as if it were not there, for every mixer."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from linrec.models import LanguageModel, ModelConfig
-from linrec.models.ragged import RaggedState, rows_of
+from linrec.models import LanguageModel
 from linrec.testing import generator
-from linrec.trees import leaves
-from tests.generation.models import MIXERS, VOCAB, build
+from tests.generation.models import MIXERS, build
 from tests.models.test_stack_memory import STACKS, make
 
 # nothing, padding on the left, on the right, a gap, and nothing at all
 MASK = torch.tensor([[1] * 6, [0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 0], [0] * 6]).bool()
 # without rows of padding alone, rows start together
 STARTS = [MASK, MASK[:4]]
+# every mixer, and every memory across a stack
+NAMES = [*MIXERS, *(f"memory {name}" for name in STACKS)]
 
 
 def model_of(name: str) -> LanguageModel:
@@ -27,7 +25,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randint(7, shape, generator=generator(sum(shape)))
 
 
-@pytest.mark.parametrize("name", [*MIXERS, *(f"memory {name}" for name in STACKS)])
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_a_row_is_as_without_its_masked_steps(name: str) -> None:
     model = model_of(name)

@@ -27,10 +27,12 @@ class Snapshot(NamedTuple):
     Attributes:
         steps: number of steps.
         states: states of all blocks; None before the first step.
+        read: the number of steps that are not masked, of all rows or of each row (b,).
     """
 
     steps: int
     states: Any
+    read: Tensor | int = 0
 
 
 class _States(CacheLayerMixin):
@@ -47,11 +49,11 @@ class _States(CacheLayerMixin):
 
     def write(self, now: Snapshot) -> None:
         """Replace the states; in place if they are static and have the same shapes."""
-        old, new = leaves(self.now.states), leaves(now.states)
+        old, new = leaves(self.now), leaves(now)
         if self.static and [x.shape for x in old] == [x.shape for x in new]:
             for place, tensor in zip(old, new, strict=True):
                 place.copy_(tensor)
-            now = Snapshot(now.steps, self.now.states)
+            now = self.now._replace(steps=now.steps, read=self.now.read if leaves(now.read) else now.read)
         self.now, self.is_initialized = now, now.states is not None
 
     def get_seq_length(self) -> int:
@@ -72,7 +74,8 @@ class _States(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Take the sequences of these indices."""
-        self.now = Snapshot(self.now.steps, rows_of(self.now.states, indices))
+        steps, *parts = self.now
+        self.now = Snapshot(steps, *(rows_of(part, indices) for part in parts))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence."""
@@ -123,11 +126,17 @@ class StateCache(Cache):
         states: tuple[Any, ...] | None = self._held.now.states
         return states
 
-    def write(self, states: tuple[Any, ...], steps: int) -> None:
-        """Replace the states by the states after `steps` further steps."""
+    @property
+    def read(self) -> Tensor | int:
+        """The number of steps that are not masked, of all rows or of each row (b,)."""
+        return self._held.now.read
+
+    def write(self, states: tuple[Any, ...], steps: int, mask: Tensor | None = None) -> None:
+        """Replace the states by the states after `steps` further steps, of which `mask` (b, steps) counts."""
         if self._kept.maxlen:
             self._kept.append(self.snapshot())
-        self._held.write(Snapshot(self._held.now.steps + steps, states))
+        now, more = self._held.now, steps if mask is None else mask.sum(1)
+        self._held.write(Snapshot(now.steps + steps, states, now.read + more))
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the states and the number of their steps."""
@@ -217,4 +226,5 @@ def cache_of_call(
 
 
 def _copied(snapshot: Snapshot) -> Snapshot:
-    return Snapshot(snapshot.steps, map_tree(torch.clone, snapshot.states))
+    copied: Snapshot = map_tree(torch.clone, snapshot)
+    return copied

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linrec.rules import require
 
-__all__ = ["Reading", "reading"]
+__all__ = ["Reading", "check_last_piece", "reading"]
 
 # boundaries of documents, counted over the rows one after the other
 BOUNDARIES = "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens"
@@ -31,24 +31,31 @@ class Reading(NamedTuple):
 
 
 def reading(
-    x: Tensor, past: int, mask: Tensor | None, positions: Tensor | None, others: Mapping[str, Any]
+    x: Tensor,
+    past: int,
+    read: Tensor | int,
+    mask: Tensor | None,
+    positions: Tensor | None,
+    others: Mapping[str, Any],
 ) -> Reading:
     """Return the mask and the resets of a call.
 
     Args:
         x: embeddings of the call (b, t, d).
-        past: steps before the call, of all rows, with masked steps.
+        past: steps before the call, with masked steps.
+        read: steps before the call, without masked steps, of all rows or of each row (b,).
         mask: 0 at steps to leave out, and 1 or the number of a document at others, (b, past + t) or (b, t).
         positions: positions (b or 1, t). A document begins at 0, and where positions do not increase.
         others: further arguments of the call by name, with the packed documents.
 
     Raises:
         TypeError: a tensor among the arguments that linrec does not know, or a tensor of another type.
-        ValueError: a tensor of another shape, or with values out of range.
+        ValueError: a tensor of another shape, or with values out of range; or a mask that differs at earlier
+            steps from the steps that were read.
 
     Example:
         >>> x, mask = torch.zeros(2, 3, 1), torch.tensor([[1, 1, 0], [1, 2, 2]])
-        >>> found = reading(x, 0, mask, None, {})
+        >>> found = reading(x, 0, 0, mask, None, {})
         >>> found.mask.tolist(), found.reset.tolist()
         ([[True, True, False], [True, True, True]], [[False, False, False], [False, True, False]])
     """
@@ -81,15 +88,39 @@ def reading(
     if torch.compiler.is_compiling():
         return Reading(kept, reset)
     wrong = real.new_zeros(()) if given is None else ((mask < 0) | (mask != given)).any()
+    other = (real[:, :earlier].sum(1) != read).any() if earlier else real.new_zeros(())
     # one wait for the device
-    whole, packed, numbered, wrong = torch.stack([kept.all(), reset.any(), (mask > 1).any(), wrong]).tolist()
+    flags = [kept.all(), reset.any(), (mask > 1).any(), wrong, other]
+    whole, packed, numbered, wrong, other = torch.stack(flags).tolist()
     require(
         not wrong and not (numbered and unknown),
         "`attention_mask` must hold 0 at steps to leave out and 1 at others, or numbers of documents for all "
         f"{past + time} steps so far; got {'other values' if wrong else f'numbers for {time} steps'}. Pass "
         "the mask of the tokenizer.",
     )
+    require(
+        not other,
+        f"`attention_mask` must mask those of the {past} steps in the cache that were masked when the model "
+        "read them; got others. A state keeps what it has read: pass the same mask, or no cache.",
+    )
     return Reading(None if whole else kept, reset if packed else None)
+
+
+def check_last_piece(mask: Tensor, past: int, piece: int | None) -> None:
+    """Raise ValueError if the last piece of a prompt masks a whole row: no output tells the next token.
+
+    Args:
+        mask: 0 at steps to leave out (b, past + t).
+        past: steps in the cache.
+        piece: steps of a piece; None reads the prompt at once.
+    """
+    new = mask[:, past:]
+    pieces = new.split(piece or max(1, new.shape[1]), dim=1)
+    require(
+        bool(pieces[-1].any(1).all()),
+        "`attention_mask` must keep a step of each row among the last steps that are read together, "
+        f"{pieces[-1].shape[1]}; got a row without them. Pad on the left, or pass `use_cache=False`.",
+    )
 
 
 def _documents(x: Tensor, past: int, others: Mapping[str, Any]) -> Iterator[Int[Tensor, "b t"]]:

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import (
 
 from linrec.hf.cache import CACHE, StateCache, cache_of_call
 from linrec.hf.config import LinrecConfig
-from linrec.hf.masks import Reading, reading
+from linrec.hf.masks import Reading, check_last_piece, reading
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
@@ -221,8 +221,8 @@ class LinrecModel(LinrecPreTrainedModel):
         mask, reset = Reading(None, None)
         # a compiled step goes on with its text: a mask that grows would be compiled at every length
         if x.shape[1] != 1 or states is None or not torch.compiler.is_compiling():
-            past = 0 if cache is None else cache.get_seq_length()
-            mask, reset = reading(x, past, attention_mask, position_ids, kwargs)
+            past, read = (0, 0) if cache is None else (cache.get_seq_length(), cache.read)
+            mask, reset = reading(x, past, read, attention_mask, position_ids, kwargs)
         if reset is not None and self.initial_state is not None:
             raise ValueError(
                 "a model with a tuned state must have one document in each row: got packed documents, which "
@@ -232,7 +232,7 @@ class LinrecModel(LinrecPreTrainedModel):
             states = self.initial_state(self.body.init_state(len(x), device=x.device))
         x, states = self.body.transformed(x, states, reset=reset, mask=mask, keep_state=use_cache)
         if use_cache and cache is not None:
-            cache.write(states, x.shape[1])
+            cache.write(states, x.shape[1], mask)
         return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache if use_cache else None})
 
 
@@ -322,6 +322,10 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         cache = cache_of_call(
             model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None), model_kwargs
         )
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and generation_config.use_cache is not False:
+            past = 0 if cache is None else cache.get_seq_length()
+            check_last_piece(mask, past, generation_config.prefill_chunk_size)
         if cache is not None:
             require(generation_config.use_cache is not False, "`cache` needs `use_cache=True`; got False.")
             # transformers makes positions from the mask, which is as long as the tokens if it is not given
