@@ -63,8 +63,10 @@ def joined(groups: Iterable[Group]) -> State:
     """
     alike: dict[str, list[Group]] = {}
     for rows, state in groups:
-        form = map_tree(lambda part: (part.shape[1:], part.dtype), state)
-        alike.setdefault(str(form), []).append((rows, state))
+        parts = zip(*state, strict=True) if isinstance(state, RaggedState) else [(slice(None), state)]
+        for some, part in parts:
+            form = map_tree(lambda tensor: (tensor.shape[1:], tensor.dtype), part)
+            alike.setdefault(str(form), []).append((rows[some], part))
     found = [_together(*zip(*some, strict=True)) for some in alike.values()]
     if len(found) > 1:
         return RaggedState(*zip(*found, strict=True))
@@ -107,6 +109,9 @@ def run_masked(
             run, else each length has its own.
         ended: whether a row may go on behind its last step, because its state is not needed.
     """
+    if mask is not None:
+        # weights must not get gradients of NaN times zero
+        x = x.masked_fill(~mask[..., None], 0)
     outputs, groups = [], []
     for rows, steps, padding, group in _pieces(x, state, mask, padded=padded, ended=ended):
         begin, at = None, (rows[:, None], steps)
