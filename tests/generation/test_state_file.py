@@ -132,6 +132,7 @@ def rewritten(path, change) -> None:
             "its part layers.1 must have a dtype like torch.complex128; it has torch.float32.",
         ),
         (lambda t, about: t.update({"layers.2": t["token"].clone()}), "has no part layers.2"),
+        (lambda t, about: t.update({"layers.rows.0": torch.tensor([0, 0])}), "each of 2 rows once"),
         (lambda t, about: about.pop("drawn"), "it lacks the number of generated tokens"),
         (lambda t, about: about.update(drawn=-1), "it lacks the number of generated tokens"),
         (lambda t, about: about.update(format=2), "was written by linrec 0.1.0; linrec 0.1.0 cannot read"),

@@ -163,10 +163,10 @@ def _assembled(
 def _first_state(model: LanguageModel, batch: int, tensors: dict[str, Tensor], path: Path) -> State:
     """Return the initial state with the structure of the file's: rows in groups, if the file has groups."""
     names = itertools.takewhile(tensors.__contains__, map("layers.rows.{}".format, itertools.count()))
-    rows = tuple(tensors[name] for name in names)
+    rows = tuple(tensors[name].reshape(-1) for name in names)
     if not rows:
         return model.init_state(batch, device="cpu")
-    found = torch.cat([part.reshape(-1) for part in rows])
+    found = torch.cat(rows)
     if found.dtype != torch.int64 or not torch.equal(found.sort().values, torch.arange(batch)):
         raise StateFileError(f"{path} is damaged: its groups do not hold each of {batch} rows once.")
     return RaggedState(rows, tuple(model.init_state(len(part), device="cpu") for part in rows))

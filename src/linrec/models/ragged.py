@@ -114,39 +114,45 @@ def run_masked(
         x = x.masked_fill(~mask[..., None], 0)
     outputs, groups = [], []
     for rows, steps, padding, group in _pieces(x, state, mask, padded=padded, ended=ended):
-        begin, at = None, (rows[:, None], steps)
+        begin, at = None, rows if steps is None else (rows[:, None], steps)
+        read = x[at]
         if reset is not None:
             document = reset.cumsum(1)[at]
             begin = document.diff(dim=1, prepend=document.new_zeros(len(rows), 1)) > 0
         if padding is not None:
-            first = torch.arange(steps.shape[1], device=x.device) == padding[:, None]
+            first = torch.arange(read.shape[1], device=x.device) == padding[:, None]
             begin = first if begin is None else begin | first
-        y, group = run(x[at], group, begin, None if dt is None else dt[at])
+        y, group = run(read, group, begin, None if dt is None else dt[at])
         if mask is not None:
             place = mask[rows].cumsum(1) - 1 + (0 if padding is None else padding[:, None])
             place = place.clamp(min=0)[..., None].expand(-1, -1, y.shape[2])
             y = y.gather(1, place) if y.shape[1] else y.new_zeros(place.shape)
         outputs.append(y)
         groups.append((rows, group))
+    if len(groups) == 1:
+        # all rows, in order
+        return outputs[0], groups[0][1]
     order = torch.cat([rows for rows, _ in groups]).argsort()
     return torch.cat(outputs)[order], joined(groups)
 
 
 def _pieces(
     x: Tensor, state: State, mask: Tensor | None, *, padded: bool, ended: bool
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None, State]]:
-    """Yield rows (k,) that run together, their steps (k, n), how many are padding (k,), and their state."""
+) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None, State]]:
+    """Yield rows that run together (k,), their steps (k, n), how many of these are padding (k,), their state.
+
+    Steps of None are all steps.
+    """
     (batch, time), compiling = x.shape[:2], torch.compiler.is_compiling()
     every = torch.arange(batch, device=x.device)
     for rows, group in zip(*state, strict=True) if isinstance(state, RaggedState) else [(every, state)]:
-        steps = torch.arange(time, device=x.device).expand(len(rows), -1)
         if mask is None:
-            yield rows, steps, None, group
+            yield rows, None, None, group
             continue
         kept = mask[rows]
         counts = kept.sum(1)
         if ended and not compiling and not (kept[:, 1:] > kept[:, :-1]).any():
-            yield rows, steps, None, group
+            yield rows, None, None, group
         elif padded and group is None and (compiling or counts.all()):
             # a compiler needs one shape for all masks
             longest = time if compiling else int(counts.max())
