@@ -322,10 +322,6 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         cache = cache_of_call(
             model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None), model_kwargs
         )
-        mask = model_kwargs.get("attention_mask")
-        if mask is not None and generation_config.use_cache is not False:
-            past = 0 if cache is None else cache.get_seq_length()
-            check_last_piece(mask, past, generation_config.prefill_chunk_size)
         if cache is not None:
             require(generation_config.use_cache is not False, "`cache` needs `use_cache=True`; got False.")
             # transformers makes positions from the mask, which is as long as the tokens if it is not given
@@ -341,6 +337,10 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         elif generation_config.use_cache is not False:
             static = generation_config.cache_implementation == "static"
             model_kwargs[CACHE] = StateCache(static=static)
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and mask.dim() == 2 and generation_config.use_cache is not False:
+            past = 0 if cache is None else cache.get_seq_length()
+            check_last_piece(mask, past, generation_config.prefill_chunk_size)
 
 
 def _head(config: LinrecConfig) -> nn.Module:
