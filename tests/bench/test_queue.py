@@ -254,8 +254,8 @@ def test_a_stopped_and_a_killed_allocation_lose_nothing(tmp_path: Path) -> None:
     """Runs of three allocations equal straight runs to the bit, and are collected once."""
     words = (
         "train memory-horizon --task.length 16 --task.n-samples 64 --task.n-validation 8 --task.n-test 8 "
-        "--model.d-model 8 --model.d-channel-mixing 8 --loop.device cpu --loop.batch-size 8 --loop.steps 600 "
-        "--loop.log-every 5 --loop.checkpoint-every 20 --optim.warmup-steps 5"
+        "--model.d-model 8 --model.d-channel-mixing 8 --model.n-layers 1 --loop.device cpu --loop.batch-size 8 "
+        "--loop.steps 400 --loop.log-every 5 --loop.checkpoint-every 20 --optim.warmup-steps 5"
     )
     (tmp_path / "jobs.ini").write_text(f"[tiny]\ncommand = {words}\nminutes = 2\nseeds = 0 1\nper-gpu = 2\n")
     folder = tmp_path / "queue"
@@ -278,11 +278,11 @@ def test_a_stopped_and_a_killed_allocation_lose_nothing(tmp_path: Path) -> None:
             else 0
         )
 
-    allocation(signal.SIGTERM, 100, 130)
+    allocation(signal.SIGTERM, 40, 130)
     carried = tmp_path / "carried"
     shutil.copytree(folder, carried)
     assert all((folder / name / CURRENT).exists() for name in ("tiny-0", "tiny-1"))
-    allocation(signal.SIGKILL, 200, -signal.SIGKILL)
+    allocation(signal.SIGKILL, 120, -signal.SIGKILL)
     # jobs that still write their checkpoints are waited for
     assert subprocess.run(command, cwd=tmp_path, env=env).returncode == 0
     stored = json.loads((folder / "queue.json").read_text())
@@ -297,5 +297,5 @@ def test_a_stopped_and_a_killed_allocation_lose_nothing(tmp_path: Path) -> None:
     for paths in ([folder], [carried], [carried, folder]):
         assert main(["report", "--collect", *map(str, paths), "--out", str(table)]) == 0
         runs = read_runs([table])
-        assert [(run.path.name, run.result["steps"]) for run in runs] == [("tiny-0", 600), ("tiny-1", 600)]
+        assert [(run.path.name, run.result["steps"]) for run in runs] == [("tiny-0", 400), ("tiny-1", 400)]
         assert max(len(run.metrics) for run in runs) <= 200

@@ -2,19 +2,27 @@
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from linrec.bench import get_suite, make_jobs
+from linrec.bench.queue import read_queue
 from linrec.bench.rows import make_row
 from linrec.bench.standings import standings
+from linrec.cli.bench import _spread
+from linrec.cli.options import BenchOptions
+from linrec.cli.parsing import parse, peek
 from linrec.report import group_runs, read_runs
 from linrec.report.over_seeds import format_mean_and_spread
 from linrec.report.page import _means
 from linrec.report.scores import FORMATS
 from linrec.report.stored import read_stored
 from linrec.report.tables import CURVES, POINTS
+from linrec.train import get_recipe
+from linrec.train.options import config_of, options_type
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +62,20 @@ def test_curves_of_the_results_are_short() -> None:
     for table in TABLES:
         for line in (table / CURVES).read_text(encoding="utf-8").splitlines():
             assert sum(len(curve["step"]) for curve in json.loads(line)["curves"].values()) <= POINTS
+
+
+@thorough
+def test_jobs_of_the_queue_are_commands() -> None:
+    for job in read_queue(RESULTS / "queue.ini"):
+        command, name, *words = shlex.split(job.command)
+        if command == "train":
+            config = get_recipe(name)
+            options = parse(options_type(config, peek(words, "--model.mixer")), words, job.name)
+            config_of(options, config.name, config.task.section)
+        else:
+            options = parse(BenchOptions, _spread([name, *words]), job.name)
+            entries = [entry for entry in get_suite(name) if entry.name in options.tasks or not options.tasks]
+            assert make_jobs(entries, options.mixers, options.seeds, parameters=options.parameters)
 
 
 def test_results_are_few_and_small_files() -> None:
