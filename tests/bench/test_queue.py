@@ -254,8 +254,9 @@ def test_a_stopped_and_a_killed_allocation_lose_nothing(tmp_path: Path) -> None:
     """Runs of three allocations equal straight runs to the bit, and are collected once."""
     words = (
         "train memory-horizon --task.length 16 --task.n-samples 64 --task.n-validation 8 --task.n-test 8 "
-        "--model.d-model 8 --model.d-channel-mixing 8 --model.n-layers 1 --loop.device cpu --loop.batch-size 8 "
-        "--loop.steps 400 --loop.log-every 5 --loop.checkpoint-every 20 --optim.warmup-steps 5"
+        "--model.d-model 8 --model.d-channel-mixing 8 --model.n-layers 1 --loop.device cpu "
+        "--loop.batch-size 8 --loop.steps 400 --loop.log-every 5 --loop.checkpoint-every 20 "
+        "--optim.warmup-steps 5"
     )
     (tmp_path / "jobs.ini").write_text(f"[tiny]\ncommand = {words}\nminutes = 2\nseeds = 0 1\nper-gpu = 2\n")
     folder = tmp_path / "queue"
