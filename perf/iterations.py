@@ -67,7 +67,8 @@ def _counted(call: Call, mode: str) -> dict[str, Any]:
     x, state = call.inputs.x, call.inputs.state
     size = (x if state is None else state).shape[-1]
     sizes = {"steps": x.shape[1], "state": size}
-    if mode == NEWTON and size > NEWTON_STATE:
+    # mixers give no diagonal, which "quasi_newton" needs for larger states
+    if size > NEWTON_STATE:
         return sizes | {"missing": f"state over {NEWTON_STATE}"}
     report = Convergence().to(x.device)
     limited = {"max_iterations": MAX_ITERATIONS, "convergence": report, "otherwise": "error"}

@@ -62,9 +62,9 @@ def test_initial_values_of_the_wave_network():
     assert sum(p.numel() for p in mixer.parameters()) == 600 * 601 + 6 * 6 * 3 + 6
 
 
-@pytest.mark.parametrize("kernel_size", [2, 0, 9])
+@pytest.mark.parametrize("kernel_size", [2, 0, 1, 9])
 def test_a_kernel_that_does_not_fit_is_refused(kernel_size):
-    with pytest.raises(ValueError, match="`kernel_size` must be odd, from 1 to 7; got"):
+    with pytest.raises(ValueError, match=r"`kernel_size` must be odd, from 3 to 7.*; got"):
         build("wave_rnn", 6, n_channels=2, kernel_size=kernel_size)
 
 
@@ -94,4 +94,6 @@ def test_initial_values_of_the_wave_machine():
     assert mixer.rows == 16 and mixer.state_size == 512
     assert mixer.w.abs().max() <= 1 / 3
     assert sum(p.numel() for p in mixer.parameters()) == 256 * 257 + 18
-    assert build("neural_wave_machine", 7).rows == 1
+    assert build("neural_wave_machine", 7, rows=1).rows == 1
+    with pytest.raises(ValueError, match=r"`d_model` must be a product of rows and columns.*; got 7"):
+        build("neural_wave_machine", 7)

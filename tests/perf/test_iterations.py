@@ -57,7 +57,10 @@ def test_large_states_and_missing_convergence_are_told():
     counts = []
     with counting(counts):
         nonlinear_scan(lambda h, x, W: torch.sin(h @ W.mT + x), x, (W,))
-    assert [count["missing"] for count in counts] == ["state over 64", "no convergence in 50"]
+        x, W = torch.ones(1, 200, 1), 10 * torch.ones(1, 1)
+        nonlinear_scan(lambda h, x, W: torch.sin(h @ W.mT + x), x, (W,))
+    missing = [count["missing"] for count in counts]
+    assert missing == ["state over 64", "state over 64", "no convergence in 50", "no convergence in 50"]
 
 
 def test_a_run_is_counted_before_and_after_training(tmp_path, capsys):

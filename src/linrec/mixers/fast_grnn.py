@@ -18,7 +18,7 @@ from linrec.nn.low_rank import LowRank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice
+from linrec.rules import at_least, choice, require
 
 __all__ = ["FastGRNN"]
 
@@ -73,6 +73,11 @@ class FastGRNN(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Activation, activation=activation, gate_activation=gate_activation)
+        require(
+            (activation, gate_activation) != ("relu", "relu"),
+            "`activation` and `gate_activation` must not both be 'relu': without a bound on either, states "
+            "overflow within a few steps. Choose 'sigmoid' for the gate.",
+        )
         at_least(1, w_rank=w_rank, u_rank=u_rank, or_none=True, cure="None means a full matrix.")
         nonlinear_scan.operator.check_mode(mode)
         self.sigma, self.sigma_z = ACTIVATIONS[activation], ACTIVATIONS[gate_activation]

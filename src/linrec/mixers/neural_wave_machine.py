@@ -16,7 +16,7 @@ from torch.nn.functional import conv2d, pad
 
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice, divisor, positive
+from linrec.rules import at_least, choice, divisor, positive, require
 
 __all__ = ["NeuralWaveMachine"]
 
@@ -41,7 +41,8 @@ class NeuralWaveMachine(Mixer):
         dt: time step.
         gamma: squared frequency of all oscillators.
         epsilon: damping eps of all oscillators.
-        rows: rows of the grid; None is the largest divisor of d_model up to its square root.
+        rows: rows of the grid; None is the largest divisor of d_model up to its square root, which must not
+            be 1. 1 is a ring, whose oscillators have neighbours on two sides.
         neighbours: "square" for 3 x 3 oscillators, or "row" for 1 x 3.
         mode: how the recurrence runs: "auto" is the loop.
 
@@ -82,6 +83,11 @@ class NeuralWaveMachine(Mixer):
         self.dt, self.gamma, self.epsilon, self.mode = dt, gamma, epsilon, mode
         self.rows = max(n for n in range(1, d_model + 1) if d_model % n == 0 and n * n <= d_model)
         self.rows = self.rows if rows is None else rows
+        require(
+            self.rows > 1 or rows == 1 or neighbours != "square",
+            f"`d_model` must be a product of rows and columns above 1; got {d_model}, a grid of one row. "
+            "Choose another width, or `rows=1` for a ring.",
+        )
 
         self.V = nn.Linear(d_model, d_model)
         # w_z, then w_y

@@ -40,7 +40,7 @@ class WaveRNN(Mixer):
     Args:
         d_model: width of the sequence and of h, n_channels times the units of a ring.
         n_channels: rings.
-        kernel_size: units that the convolution sees, an odd number.
+        kernel_size: units that the convolution sees, an odd number from 3 on.
         activation: "relu", "tanh" or "identity".
         init: of u, "wave" for a shift by one unit, "identity", or "random" as in torch's Conv1d. The biases
             are those of torch's Conv1d in all cases.
@@ -79,8 +79,8 @@ class WaveRNN(Mixer):
         divisor("d_model", d_model, n_channels=n_channels)
         units = d_model // n_channels
         require(
-            kernel_size % 2 == 1 and 1 <= kernel_size <= 2 * units + 1,
-            f"`kernel_size` must be odd, from 1 to {2 * units + 1}; got {kernel_size}.",
+            kernel_size % 2 == 1 and 3 <= kernel_size <= 2 * units + 1,
+            f"`kernel_size` must be odd, from 3 to {2 * units + 1}, to have neighbours; got {kernel_size}.",
         )
         choice(Activation, activation=activation)
         choice(Init, init=init)

@@ -241,6 +241,8 @@ def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
         # some outputs may depend only on inputs that need no gradient
         pairs = [(y, dy) for y, dy in zip(twin(type(given)(*inputs)), d, strict=False) if y.requires_grad]
+        if not pairs:
+            return [None] * len(inputs)
         outputs, d = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(outputs, wanted, d, create_graph=True, allow_unused=True))
         return [next(found) if need else None for need in needs]

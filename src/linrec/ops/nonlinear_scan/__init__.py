@@ -11,7 +11,7 @@ from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import REAL, accumulation
 from linrec.ops.nonlinear_scan.adjoint import adjoint, pays, takes
 from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
-from linrec.ops.nonlinear_scan.newton import newton
+from linrec.ops.nonlinear_scan.newton import DIRECTIONS, newton
 from linrec.ops.nonlinear_scan.options import OPTIONS, newton_options
 from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, recurrent
@@ -59,14 +59,18 @@ def _state(given: NonlinearScan) -> Space:
 
 
 def _newton(mode: str, about: str) -> Backend:
+    def takes_state(given: NonlinearScan) -> bool:
+        return mode == "newton" or given.diagonal is not None or _steps(given)[-1] <= DIRECTIONS
+
+    few = "" if mode == "newton" else f", and `diagonal` for states of over {DIRECTIONS} entries"
     # whether the iterations converge depends on values, so "auto" is the loop
     return Backend(
         mode,
         "torch",
         newton(mode),
         about,
-        accepts=lambda given: given.gradient == "auto",
-        requires="`gradient` 'auto'",
+        accepts=lambda given: given.gradient == "auto" and takes_state(given),
+        requires=f"`gradient` 'auto'{few}",
         auto=never,
     )
 
@@ -163,10 +167,10 @@ def nonlinear_scan(
     with a compiled step in "adjoint", and `fullgraph=True` refuses it. So is a call of Newton's method with
     `otherwise="recurrent"`, which chooses by values.
 
-    The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives, no `vmap` and no
-    `torch.export`. `newton_options` sets the options of Newton's method that a call leaves out, such as the
-    call of a mixer. A call of Newton's method under `torch.compile` runs `max_iterations` iterations. Rows
-    that do not converge are NaN, and `convergence` has the residual.
+    The modes of Newton's method and the gradient "adjoint" have no forward-mode derivatives and no
+    `torch.export`, and `vmap` runs row by row. `newton_options` sets the options of Newton's method that a
+    call leaves out, such as the call of a mixer. A call of Newton's method under `torch.compile` runs
+    `max_iterations` iterations. Rows that do not converge are NaN, and `convergence` has the residual.
 
     Args:
         cell: function of h (b, .., n), x_t (b, ..) and the parameters, which returns the next h. It must be
@@ -178,11 +182,12 @@ def nonlinear_scan(
         reset: (b, t) bool; true at t starts step t from h = 0.
         guess: where the iterations start, such as the y of the last training step; None means zeros.
         diagonal: function of the cell's arguments that returns the diagonal of the Jacobian, in the shape of
-            h. It saves the n evaluations in "quasi_newton" and "damped". An approximation needs more
-            iterations, for the same result.
+            h. It saves the n evaluations in "quasi_newton" and "damped", which refuse states of over 64
+            entries without it. An approximation needs more iterations, for the same result.
         tolerance: largest |cell(h_{t-1}, x_t) - h_t| of the result, and largest last step of the iterations,
-            relative to 1 + |h_t|, with |h_t| the largest entry of the last axis. None means 2e-6 in float32
-            and 1e-11 in float64.
+            relative to 1 + |h_t|, with |h_t| the norm over the last axis. None means 2e-6 in float32 and
+            1e-11 in float64. After convergence, "damped" goes on without damping until it holds for these
+            steps too.
         max_iterations: None means 100. Under `torch.compile`, it means 12 with "newton" and 30 otherwise.
         damping: weight of the distance to the last iteration in "damped". None means 0.001.
         otherwise: if the iterations do not converge, "error", or "recurrent" for the loop. None means

@@ -35,7 +35,7 @@ INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch
 def adjoint(given: NonlinearScan) -> Values:
     """Compute h_t = cell(h_{t-1}, x_t) step by step, with gradients by the adjoint loop."""
     if given.gradient == "adjoint":
-        _check_repeated(given)
+        check_repeated(given)
     parameters = tuple(map(wide, given.parameters))
     h = solved(Looped(given.fused), given.cell, (given.x,), parameters, given.state, given.reset)
     # a view would keep all states
@@ -54,7 +54,7 @@ def takes(given: NonlinearScan) -> bool:
     if needs_dispatcher([given.x, given.state, *given.parameters]):
         return False
     try:
-        _check_repeated(given)
+        check_repeated(given)
     except (RuntimeError, ValueError, TypeError, IndexError):
         # the loop by autograd has the result, or the error
         return False
@@ -68,8 +68,8 @@ def pays(given: NonlinearScan) -> bool:
     return given.x.is_cuda and (given.fused or capturable([given.x]))
 
 
-def _check_repeated(given: NonlinearScan) -> None:
-    """Raise unless the backward pass can repeat the cell, on rows of several steps at once."""
+def check_repeated(given: NonlinearScan) -> None:
+    """Raise unless the cell can be repeated, on rows of several steps at once."""
     if torch.compiler.is_compiling():
         _try(given)
         return
@@ -78,8 +78,9 @@ def _check_repeated(given: NonlinearScan) -> None:
         _try(given)
     require(
         not tried.changes,
-        "`cell` must have the same result when it is repeated, for `gradient='adjoint'`; got a cell that "
-        "draws random numbers or reads values of tensors. Pass random numbers in `x`, or choose 'autograd'.",
+        "`cell` must give the same result again in Newton's method and for `gradient='adjoint'`; got a cell "
+        "that draws random numbers or reads values. Pass random numbers in `x`, or choose the mode "
+        "'recurrent' with the gradient 'autograd'.",
     )
 
 

@@ -14,6 +14,7 @@ with products A^T l; a diagonal alone would give a wrong gradient.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch.func import vjp, vmap
 from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.ops.core.loop import Tensors
 from linrec.ops.core.precision import wide
+from linrec.ops.nonlinear_scan.adjoint import check_repeated
 from linrec.ops.nonlinear_scan.convergence import Convergence, not_converged
 from linrec.ops.nonlinear_scan.linear import diagonal, smoothed, whole
 from linrec.ops.nonlinear_scan.solved import check_cell, everywhere, of_next_step, solved, states_before
@@ -31,8 +33,14 @@ TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-11}
 MAX_ITERATIONS = 100
 # a compiled call runs all its iterations
 MAX_COMPILED = {"newton": 12, "quasi_newton": 30, "damped": 30}
+# residual at which "damped" goes on without damping
+NEAR = 2e-6
+# iterations without damping at the end of a compiled call
+UNDAMPED = 3
 # directions of a Jacobian at a time, where the diagonal alone is kept
 CHUNK = 8
+# entries of the diagonal up to which it comes from a direction for each
+DIRECTIONS = 64
 
 
 def newton(kind: str) -> Callable[[NonlinearScan], Values]:
@@ -41,11 +49,14 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
     def run(given: NonlinearScan) -> Values:
         x, state, reset = given.x, given.state, given.reset
         steps = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if reset is None else reset
+        parameters = tuple(map(wide, given.parameters))
+        blind = torch.compiler.is_compiling() or x.is_meta
+        if not blind:
+            x = _saturating(given.cell, x, parameters, state)
         # the initial state is a step before the first
         isolation = Isolation(documents(steps, past=1))
         state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
         x = isolation.enter(x, begin=1)
-        blind = torch.compiler.is_compiling() or x.is_meta
         limit = MAX_COMPILED[kind] if blind else MAX_ITERATIONS
         solver = Newton(
             # a Jacobian of one entry is its diagonal
@@ -62,14 +73,27 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         guess = given.guess
         if guess is not None:
             guess = guess.detach().to(state.dtype).nan_to_num(0.0, 0.0, 0.0)
-        parameters = tuple(map(wide, given.parameters))
         check_cell(given.cell, x, parameters, state)
+        check_repeated(given)
         h = solved(solver, given.cell, (x,), parameters, state, reset, guess)
         h = isolation.leave(h, begin=1)
         # a view would keep all states
         return h, h[:, -1].clone()
 
     return run
+
+
+def _saturating(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> Tensor:
+    """Return x with large numbers for infinities at which the cell is finite, as a gate is."""
+    infinite = x.isinf()
+    if not infinite.any():
+        return x
+    with torch.no_grad():
+        start = state.new_zeros(*x.shape[:2], *state.shape[1:])
+        h = everywhere(cell, start, (x,), parameters)
+    finite = h.flatten(2).isfinite().all(-1)
+    large = x.sign() * torch.finfo(x.dtype).max ** 0.5
+    return torch.where(infinite & beside(finite, x), large, x)
 
 
 @dataclass(frozen=True)
@@ -98,17 +122,25 @@ class Newton:
         # no values can be read in a graph or without data
         blind = torch.compiler.is_compiling() or h.is_meta
         step = torch.full((), torch.inf, dtype=h.dtype, device=h.device)
+        damped, near = self.kind == "damped", max(1.0, NEAR / self.tolerance)
         for count in range(self.max_iterations + 1):
             before = states_before(h, state, cut)
-            f, A = self._linearised(cell, before, x, parameters, cut)
-            # the rounding error of an entry is that of the largest entry of its step
-            scale = self.tolerance * (1 + f.abs().amax(-1, keepdim=True))
+            f, jacobian = self._linearised(cell, before, x, parameters, cut)
+            # the rounding error of a product with a matrix is that of the norm of the state
+            scale = self.tolerance * (1 + torch.linalg.vector_norm(f, dim=-1, keepdim=True))
             # a slow cell has small residuals far from the solution, but large steps
-            wrong = torch.maximum((f - h).abs(), step) / scale
-            # the look at the values waits for the device
-            if count == self.max_iterations or (not blind and bool(wrong.amax() <= 1)):
+            residual = (f - h).abs() / scale
+            wrong = torch.maximum(residual, step / scale)
+            if count == self.max_iterations:
                 break
-            following = self._next(A, f, before, h, state)
+            # a look at values waits for the device. Damping makes all steps small, so steps without it follow
+            if damped and (
+                count >= self.max_iterations - UNDAMPED if blind else bool(residual.amax() <= near)
+            ):
+                damped = False
+            elif not damped and not blind and bool(wrong.amax() <= 1):
+                break
+            following = self._next(jacobian(), f, before, h, state, damped)
             # steps that overflow start again
             following = torch.where(following.isfinite(), following, 0.0)
             h, step = following, (following - h).abs()
@@ -125,38 +157,47 @@ class Newton:
 
     def _linearised(
         self, cell: Cell, before: Tensor, x: Tensors, parameters: Tensors, cut: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return f, and A (b, t, .., n, n) or its diagonal (b, t, .., n), zero at a cut."""
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return f, and a function that returns A (b, t, .., n, n) or its diagonal (b, t, .., n).
+
+        A is zero at a cut.
+        """
         if self.kind != "newton" and self.diagonal is not None:
-            f = everywhere(cell, before, x, parameters)
-            A = everywhere(self.diagonal, before, x, parameters)
+            known, f = self.diagonal, everywhere(cell, before, x, parameters)
+            of_entries = partial(everywhere, known, before, x, parameters)
         else:
             f, pull = vjp(lambda h: everywhere(cell, h, x, parameters), before)[:2]
-            n = before.shape[-1]
-            eye = torch.eye(n, dtype=before.dtype, device=before.device)
-            if self.kind == "newton":
-                A = vmap(lambda e: pull(e.expand_as(before))[0])(eye).movedim(0, -2)
-            else:
-                entry = vmap(
-                    lambda e: (pull(e.expand_as(before))[0] * e).sum(-1),
-                    chunk_size=None if torch.compiler.is_compiling() else CHUNK,
-                )
-                A = entry(eye).movedim(0, -1)
-        return f, A if cut is None else A.masked_fill(beside(cut, A), 0)
+            of_entries = partial(self._by_directions, pull, before)
 
-    def _next(self, A: Tensor, f: Tensor, before: Tensor, h: Tensor, state: Tensor) -> Tensor:
+        def jacobian() -> Tensor:
+            A = of_entries()
+            return A if cut is None else A.masked_fill(beside(cut, A), 0)
+
+        return f, jacobian
+
+    def _by_directions(self, pull: Callable[..., Any], before: Tensor) -> Tensor:
+        eye = torch.eye(before.shape[-1], dtype=before.dtype, device=before.device)
+        if self.kind == "newton":
+            return vmap(lambda e: pull(e.expand_as(before))[0])(eye).movedim(0, -2)
+        entry = vmap(
+            lambda e: (pull(e.expand_as(before))[0] * e).sum(-1),
+            chunk_size=None if torch.compiler.is_compiling() else CHUNK,
+        )
+        return entry(eye).movedim(0, -1)
+
+    def _next(self, A: Tensor, f: Tensor, before: Tensor, h: Tensor, state: Tensor, damped: bool) -> Tensor:
         """Return the states of the next iteration."""
         if self.kind == "newton":
             return whole(A, f - (A @ before[..., None])[..., 0], state)
         b = f - A * before
-        return smoothed(A, b, state, h, self.damping) if self.kind == "damped" else diagonal(A, b, state)
+        return smoothed(A, b, state, h, self.damping) if damped else diagonal(A, b, state)
 
     def adjoint(
         self, cell: Cell, x: Tensors, parameters: Tensors, before: Tensor, cut: Tensor | None, g: Tensor
     ) -> Tensor:
         """Return l_t = g_t + A_{t+1}^T l_{t+1}; A is zero at a cut, and after the last step."""
         start = torch.zeros_like(g[:, 0])
-        _, A = self._linearised(cell, before, x, parameters, cut)
+        A = self._linearised(cell, before, x, parameters, cut)[1]()
         if self.kind == "newton":
             return whole(_following(A).mT, g.flip(1), start).flip(1)
         # the recurrence is linear: the largest entry of a row is 1, so that the tolerance is relative

@@ -67,15 +67,17 @@ def looped(cell: Cell, x: Tensors, parameters: Tensors, state: Tensor, reset: Te
         if cut is not None:
             h = h.masked_fill(beside(cut, h), 0)
         h = cell(h, *now, *parameters)
+        check_result(h, state)
         return (h,), (h,)
 
     (last,), (h,) = loop(step, (state,), [reset, *x])
-    check_result(last, state)
     return h, last
 
 
 def check_result(h: Tensor, state: Tensor) -> None:
-    """Raise unless a result of the cell has the shape and the dtype of the state."""
+    """Raise unless a result of the cell is a tensor of the shape and the dtype of the state."""
+    if not isinstance(h, Tensor):
+        raise TypeError(f"`cell` must return h alone, a tensor; got {type(h).__name__}.")
     require(
         h.shape == state.shape and h.dtype == state.dtype,
         f"`cell` must return h of shape {tuple(state.shape)} in {state.dtype}, as its first argument; got "
