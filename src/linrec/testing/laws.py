@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -130,13 +131,14 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
 
 
 def check_isolation(function: Function, x: Tree) -> None:
-    """Law 5: no NaN or infinity passes a reset, forward or backward in time, in outputs, states or gradients.
+    """Law 5: no NaN, infinity or overflow passes a reset, in outputs, states or gradients.
 
-    Every row has three documents. Each document in turn gets non-finite numbers: in the inputs of its first
-    and last step (in all tensors of `x`, then in one tensor), or in the gradients of the outputs of these
-    steps. The state before the first document gets non-finite numbers too. The results of the other documents
-    must not change, and outputs of a step with NaN inputs must not be finite. A state that is discarded by a
-    reset at the first step must not change any result, including gradients of parameters.
+    Every row has three documents. Each document in turn gets non-finite numbers, or the largest finite
+    number: in the inputs of its first and last step (in all tensors of `x`, then in one tensor), or in the
+    gradients of the outputs of these steps. The state before the first document gets non-finite numbers too.
+    The results of the other documents must not change, and outputs of a step with NaN inputs must not be
+    finite. A state that is discarded by a reset at the first step must not change any result, including
+    gradients of parameters.
 
     Args:
         function: the mixer or operator.
@@ -175,7 +177,7 @@ def check_isolation(function: Function, x: Tree) -> None:
     expected = outcome(given, state)
     for number in range(3):
         where = ends & (document == number)
-        for bad in (math.nan, math.inf, -math.inf):
+        for bad in (math.nan, math.inf, -math.inf, sys.float_info.max):
             what = f"{bad} in the inputs of document {number}"
             found = outcome(_spoilt(given, where, bad), state)
             compare(found, number, what)
@@ -320,7 +322,8 @@ def _spoilt(x: Tree, mask: Tensor, value: float, place: int | None = None) -> Tr
         if place not in (None, next(places)) or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
         shaped = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
-        return tensor.detach().masked_fill(shaped, value).requires_grad_(tensor.requires_grad)
+        number = min(value, torch.finfo(tensor.dtype).max) if math.isfinite(value) else value
+        return tensor.detach().masked_fill(shaped, number).requires_grad_(tensor.requires_grad)
 
     return map_tree(spoil, x)
 

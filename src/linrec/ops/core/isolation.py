@@ -4,6 +4,7 @@ Algorithms on pairs of steps multiply values before a reset by zero. Zero times 
 pass and in gradients. So non-finite steps of the inputs are replaced by zeros, and then all outputs that
 depend on these steps are set to NaN. The backward pass replaces the gradients of these outputs, and
 non-finite gradients, by zeros. If a replaced gradient was not zero, all gradients of its document become NaN.
+Numbers above `LARGEST`, such as 3e38, count as non-finite here: their products overflow.
 """
 
 import functools
@@ -15,6 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.kernel import Differentiable
+from linrec.ops.core.precision import accumulation
+
+# above, a product of two numbers may overflow, and so must not meet a zero
+LARGEST = {torch.float32: 2.0**63, torch.float64: 2.0**511}
 
 
 class Isolation:
@@ -154,9 +159,15 @@ class _Entered(NamedTuple):
 
 def _enter(given: _Entering, keep: bool) -> _Entered:
     x, decays = given
-    good = x < torch.inf if decays else x.isfinite()
+    good = x <= LARGEST[accumulation(x.dtype)] if decays else _small(x)
     bad = ~good.flatten(2).all(-1)
     return _Entered(_filled(x, bad, 0.0), bad, torch.zeros(bad.shape, device=x.device))
+
+
+def _small(x: Tensor) -> Tensor:
+    parts = torch.view_as_real(x) if x.is_complex() else x
+    small = parts.abs() <= LARGEST[accumulation(parts.dtype)]
+    return small.all(-1) if x.is_complex() else small
 
 
 def _enter_adjoint(given: _Entering, kept: _Entered, d: _Entered, needs: Sequence[bool]) -> Any:
@@ -182,7 +193,7 @@ def _leave(given: _Leaving, keep: bool) -> _Left:
 def _leave_adjoint(given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]) -> Any:
     """Replace non-finite gradients of steps by zeros, and mark their documents."""
     flat = d.y.flatten(2)
-    bad = ~flat.isfinite().all(-1) | (given.hidden & (flat != 0).any(-1))
+    bad = ~_small(flat).all(-1) | (given.hidden & (flat != 0).any(-1))
     around = given.begin, given.document.shape[1] - given.begin - bad.shape[1]
     marked = _reached(functional.pad(bad, around), given.document, None, causal=False)
     return _filled(d.y, bad, 0.0), marked.float(), None, None, None
