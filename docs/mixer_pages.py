@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from linrec import mixers
+from linrec.errors import folded
+from linrec.mixer_names import OTHER_NAMES
 from linrec.mixers import State
 
 HERE = Path(__file__).parent
@@ -48,7 +51,15 @@ def uri(name: str) -> str:
 
 def navigation() -> list[dict[str, Any]]:
     """Return the families for the navigation, each with the pages of its mixers."""
-    return [{family.title: [{title(name): uri(name)} for name in each]} for family, each in tables.families()]
+    families = tables.families()
+    return [{family.title: [{_entry(name): uri(name)} for name in each]} for family, each in families]
+
+
+def _entry(name: str) -> str:
+    """Return the name of the class, and the paper's own name if that is another word."""
+    kind, other = title(name), OTHER_NAMES.get(name, "").split(", ")[0]
+    alike = folded(other) in folded(kind) or folded(kind) in folded(other)
+    return kind if alike or " " in other else f"{kind} ({other})"
 
 
 @functools.cache
@@ -73,9 +84,21 @@ def joined(name: str, heading: str, path: str, example: str, sections: Mapping[s
     described = importlib.import_module(path)
     equations = (inspect.getdoc(described) or "").partition("\n")[2].strip("\n")
     link = f" [Paper]({PAPERS[name]})" if name in PAPERS else ""
-    parts = [f"# {heading}", f"{tables.first_line(described)}.{link}", f"```python\n{example}\n```"]
+    parts = [f"# {heading}", f"{tables.first_line(described)}.{link}", *called(name)]
+    parts.append(f"```python\n{example}\n```")
     parts += [f"## {each}\n\n{text}" for each, text in {"Equations": equations, **sections}.items() if text]
     return "\n\n".join(parts)
+
+
+def called(name: str) -> Iterator[str]:
+    """Yield a paragraph with the other names, by which searches find the page, if there are any."""
+    of_page = re.compile(rf'{name}\b|MemoryConfig\(kind="{name}"')
+    mine = {key: names for key, names in OTHER_NAMES.items() if of_page.match(key)}
+    told = [f"With `{key}`: {names}." for key, names in mine.items() if key != name]
+    if name in mine:
+        told.insert(0, f"Other names: {mine[name]}.")
+    if told:
+        yield " ".join(told)
 
 
 def written(page: str) -> str:

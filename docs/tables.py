@@ -11,8 +11,8 @@ The page of an operator says where its backends and the mixers that call it go:
     <!-- mixers: scan -->
 
 The pages of the site are filled when it is built. README.md is read without being built, so its tables stand
-in the file, as recipes and suites stand in a file of the command line. This brings both up to date,
-and a test fails as long as they are not:
+in the file, as the names and classes of mixers stand in files for type checkers, and recipes and suites in a
+file of the command line. This brings them up to date, and a test fails as long as they are not:
 
     python docs/tables.py
 """
@@ -22,6 +22,7 @@ import importlib
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -42,11 +43,12 @@ from linrec.train.recipes import recipe_summary
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 LISTING = ROOT / "src/linrec/cli/listing.json"
+FILLED = (README, ROOT / "src/linrec/mixers/__init__.py", ROOT / "src/linrec/mixer_names.py")
 Pairs: TypeAlias = Sequence[Pair]
 # of the mixers whose state is counted
 WIDTH = 64
-END = "<!-- end of table -->"
-PLACE = re.compile(rf"<!-- table: (\w+) -->\n(.*?){END}", re.DOTALL)
+# in Python, the place is two comments
+PLACE = re.compile(r"((?:<!--|#) table: (\w+)(?: -->)?\n).*?( *(?:<!--|#) end of table)", re.DOTALL)
 PART = re.compile(r"<!-- (released|backends|mixers): (\w+) -->")
 
 
@@ -282,6 +284,20 @@ def users(operator: str) -> str:
     return f"Mixers that call it with their default arguments: {links}."
 
 
+def mixer_literal() -> str:
+    """Return the lines of the `Literal` of all mixers."""
+    return textwrap.fill(
+        ", ".join(f'"{name}"' for name in mixers.names()) + ",",
+        width=110, initial_indent=" " * 4, subsequent_indent=" " * 4,
+    ) + "\n"  # fmt: skip
+
+
+def mixer_imports() -> str:
+    """Return the imports of the classes of all mixers."""
+    named = [(name, mixers.get(name).__name__) for name in mixers.names()]
+    return "".join(f"    from linrec.mixers.{file} import {name} as {name}\n" for file, name in named)
+
+
 PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
@@ -291,6 +307,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tasks": task_table,
     "recipes": recipe_table,
     "irregular": irregular_table,
+    "mixer_literal": mixer_literal,
+    "mixer_imports": mixer_imports,
 }
 
 
@@ -300,7 +318,7 @@ def filled(markdown: str) -> str:
     Raises:
         KeyError: a place asks for a table that does not exist.
     """
-    markdown = PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n{TABLES[place[1]]()}{END}", markdown)
+    markdown = PLACE.sub(lambda place: f"{place[1]}{TABLES[place[2]]()}{place[3]}", markdown)
     return PART.sub(lambda place: PARTS[place[1]](place[2]), markdown)
 
 
@@ -372,5 +390,6 @@ def listing() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text()))
+    for path in FILLED:
+        path.write_text(filled(path.read_text()))
     LISTING.write_text(listing())

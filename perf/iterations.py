@@ -33,9 +33,8 @@ def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, A
     if not isinstance(config, SequenceClassifierConfig):
         raise ValueError(f"{run.path} must be the run of a sequence classifier; got a language model.")
     batch = run.config.task.prepared().split("validation").rows(torch.arange(n))
-    inputs, lengths, dt = (
-        None if part is None else part.to(device) for part in (batch.inputs, batch.lengths, batch.dt)
-    )
+    inputs = batch.inputs.to(device)
+    lengths, dt = (None if part is None else part.to(device) for part in (batch.lengths, batch.dt))
     seed_all(run.config.loop.seed)
     found = []
     for weights, model in (START, SequenceClassifier(config)), (END, run.classifier()):

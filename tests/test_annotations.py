@@ -1,12 +1,19 @@
-"""The shapes in the public signatures: checked while operators, mixers and models run, in tests only."""
+"""Types in the public signatures: shapes, checked while operators, mixers and models run, and calls."""
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
-import linrec
+import pytest
+import torch
+
+import linrec.export
+from linrec import hippo, mixers, models, nn
 from tests.tiers import thorough
 
 # in a process of its own, since the hook must come before the first import of linrec
@@ -64,6 +71,55 @@ with pytest.raises(TypeCheckError):
 with pytest.raises(TypeCheckError):
     nn.FeedForward(4, 8)("x")
 """
+
+
+# what type checkers must say about each line: the type that they reveal, or that they report an error
+TYPED = {
+    'reveal_type(mixers.build("mamba", 8))': "Mixer",
+    "reveal_type(mixers.build(mixers.Mamba, 8, d_state=4))": "linrec.mixers.mamba.Mamba",
+    'mixers.build("mambo", 8)': "error",
+    'mixers.build("package.module:Class", 8)': "error",
+    "mixers.Mambo": "error",
+    "linrec.mixer": "error",
+    "from linrec.mixers import HGRN": "error",
+    "reveal_type(Mamba(8)(x))": "tuple[torch._tensor.Tensor, Any]",
+    "reveal_type(Mamba(8)(x)[0])": "torch._tensor.Tensor",
+    "Mamba(8)(x, resets=None)": "error",
+    "reveal_type(models.LanguageModel(models.ModelConfig(vocab_size=6))(x)[0])": "torch._tensor.Tensor",
+    "reveal_type(nn.FeedForward(4, 8)(x))": "torch._tensor.Tensor",
+}
+
+
+@thorough
+def test_type_checkers_know_names_and_calls(tmp_path):
+    lines = ["import torch", "import linrec", "from linrec import mixers, models, nn"]
+    lines += ["from linrec.mixers import Mamba", "x = torch.zeros(2, 5, 8)", *TYPED]
+    snippet, root = tmp_path / "snippet.py", Path(linrec.__file__).parents[2]
+    snippet.write_text("\n".join(lines))
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", snippet, "--cache-dir", tmp_path / "cache"],
+        capture_output=True, text=True, cwd=root, env=os.environ | {"MYPYPATH": "src"},
+    )  # fmt: skip
+    found = re.findall(r"snippet\.py:(\d+): (.*)", result.stdout)
+    for number, line in enumerate(lines, 1):
+        about = " ".join(message for at, message in found if int(at) == number)
+        expected = TYPED.get(line, "")
+        assert expected in about and ("error" in about) == (expected == "error"), (line, result)
+
+
+def typed_call(node):
+    """Whether a class definition has `__call__ = forward` for type checkers."""
+    return any(isinstance(part, ast.If) and "__call__ = forward" in ast.unparse(part) for part in node.body)
+
+
+@pytest.mark.parametrize("package", [hippo, mixers, models, nn, linrec.export], ids=lambda p: p.__name__)
+def test_calls_of_exported_modules_are_typed(package):
+    kinds = [getattr(package, name) for name in package.__all__]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, torch.nn.Module)]
+    for kind in kinds:
+        ours = [base for base in kind.__mro__ if base.__module__.startswith("linrec.")]
+        defined = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in ours]
+        assert any(map(typed_call, defined)) or kind.forward is torch.nn.Module.forward, kind
 
 
 @thorough

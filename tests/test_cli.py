@@ -65,7 +65,7 @@ def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str])
             [*TRAIN, "--model.mixer-args.transitoin", "fixed"],
             "no option --model.mixer-args.transitoin; did you mean --model.mixer-args.transition?",
         ),
-        ([*TRAIN, "--model.mixer", "gateloop"], "there is no mixer 'gateloop'; did you mean 'gate_loop'?"),
+        ([*TRAIN, "--model.mixer", "gate_lop"], "there is no mixer 'gate_lop'; did you mean 'gate_loop'?"),
         ([*TRAIN, "--model.mixer-args.transition", "fixd"], "'fixed')"),
         ([*TRAIN, *HYBRID, "lru", "atention"], "there is no mixer 'atention'; did you mean 'attention'?"),
         (

@@ -22,11 +22,13 @@ __version__ = "0.1.0"
 _MODULES = ("hippo", "mixers", "models", "nn", "ops", "tasks")
 
 
-def __getattr__(name: str) -> ModuleType:
-    # lazy: the command line starts, and Ctrl-C can stop it, before torch is imported
-    if name in _MODULES:
-        return importlib.import_module(f"linrec.{name}")
-    raise AttributeError(f"module 'linrec' has no attribute {name!r}")
+if not TYPE_CHECKING:
+    # unseen by type checkers, for which a module with `__getattr__` has every attribute
+    def __getattr__(name: str) -> ModuleType:
+        # lazy: the command line starts, and Ctrl-C can stop it, before torch is imported
+        if name in _MODULES:
+            return importlib.import_module(f"linrec.{name}")
+        raise AttributeError(f"module 'linrec' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -4,15 +4,26 @@ This module does not import PyTorch, because the command line imports it at star
 """
 
 import difflib
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Unicode controls of writing direction: they can make a text look like a different text
 DIRECTIONS = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}
 
 
+def folded(name: str) -> str:
+    """Return a name in lower case, with its letters and digits only, to compare spellings.
+
+    Example:
+        >>> folded("RWKV-6"), folded("Gate_Loop")
+        ('rwkv6', 'gateloop')
+    """
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the choice whose spelling is closest to `name`; case, hyphens and underscores do not count.
+    """Return the choice whose spelling is closest to `name`; case, spaces and punctuation do not count.
 
     Args:
         name: the requested name.
@@ -33,33 +44,41 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         raise ValueError(f"`choices` must hold at least one name to compare with {name!r}; got 0.")
 
     def likeness(choice: str) -> float:
-        return difflib.SequenceMatcher(None, _folded(name), _folded(choice)).ratio()
+        return difflib.SequenceMatcher(None, folded(name), folded(choice)).ratio()
 
     return max(ordered, key=likeness)
 
 
-def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
+def unknown(
+    kind: str, name: object, choices: Iterable[str], others: Mapping[str, tuple[str, ...]] | None = None
+) -> ValueError:
     """Return, without raising it, the error for a name that does not exist.
 
     Args:
         kind: the kind of the name, in the singular: "mixer", "mode", "recipe".
         name: the requested name.
         choices: the existing names.
+        others: further names that users may know, each with the choices that it stands for.
 
     Returns:
-        A ValueError that gives the nearest match and lists all choices.
+        A ValueError that gives the nearest match, or the choices that the nearest name stands for, and lists
+        all choices.
 
     Example:
         >>> print(unknown("mixer", "gateloop", ["attention", "gate_loop"]))
         there is no mixer 'gateloop'; did you mean 'gate_loop'? Choose from: 'attention', 'gate_loop'.
+        >>> print(unknown("cell", "rnns", ["gru", "lstm"], {"RNN": ("gru", "lstm")}))
+        there is no cell 'rnns'; did you mean 'gru' or 'lstm'? Choose from: 'gru', 'lstm'.
     """
     ordered = list(choices)
     if not ordered:
         return ValueError(f"there is no {kind} {name!r}, and none to choose from.")
-    listed = ", ".join(repr(choice) for choice in ordered)
-    return ValueError(
-        f"there is no {kind} {name!r}; did you mean {nearest(str(name), ordered)!r}? Choose from: {listed}."
-    )
+    others = others or {}
+    closest = nearest(str(name), [*ordered, *others])
+    *first, last = map(repr, others.get(closest, (closest,)))
+    meant = f"{', '.join(first)} or {last}" if first else last
+    listed = ", ".join(map(repr, ordered))
+    return ValueError(f"there is no {kind} {name!r}; did you mean {meant}? Choose from: {listed}.")
 
 
 def printable(text: object) -> str:
@@ -135,10 +154,6 @@ def memory_error(error: BaseException) -> str | None:
             return line.partition(words)[2] if words.endswith(" ") else line
     # compared by name, because this module does not import PyTorch
     return line if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" else None
-
-
-def _folded(name: str) -> str:
-    return name.lower().replace("-", "_")
 
 
 def _spelt(character: str) -> str:

@@ -1,6 +1,6 @@
 """Mixers for `torch.export`: plain tuples replace the mixers' own state types."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -50,6 +50,9 @@ class Exportable(nn.Module):
         """Run the mixer; arguments and results are as in `Mixer.forward`, with plain tuples as states."""
         y, last = self.mixer(x, None if state is None else _typed(state, self._types), reset=reset, dt=dt)
         return y, _plain(last)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def _plain(state: Any) -> Any:

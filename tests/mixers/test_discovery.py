@@ -1,12 +1,17 @@
 import ast
 import inspect
 import io
+import re
 import tokenize
+import typing
 from pathlib import Path
 
 import pytest
 
 from linrec import mixers, models
+from linrec.bench.variants import parse_variant
+from linrec.errors import folded
+from linrec.mixer_names import OTHER_NAMES, other_names
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.skew_field import SkewFieldMixer
 
@@ -78,13 +83,70 @@ def test_a_memory_of_segments_is_a_short_file(place):
     assert 50 < code_lines(text) <= 90
 
 
-def test_hyphens_and_underscores_are_equal():
-    assert mixers.get("gate-loop") is mixers.get("gate_loop")
+@pytest.mark.parametrize("name", mixers.names())
+def test_a_mixer_has_the_name_of_its_class(name):
+    kind = mixers.get(name)
+    assert getattr(mixers, kind.__name__) is kind and kind.__name__ in dir(mixers)
+    for spelling in (name, name.replace("_", "-"), name.upper(), name.replace("_", " "), kind.__name__):
+        assert mixers.canonical(spelling) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("HGRN", "hgru"),
+        ("s6", "mamba"),
+        ("Transformer", "attention"),
+        ("mamba-2", "mamba2"),
+        ("gated_deltanet", "gated_delta_net"),
+        ("Retentive Network", "retnet"),
+        ("Finch", "rwkv6"),
+        ("griffin", "'hawk', 'rg_lru' or 'preset(\"griffin\")'"),
+        ("xLSTM", "'mlstm', 'slstm' or 'xlstm_7b'"),
+        ("rwkv", "'rwkv4', 'rwkv5' or 'rwkv6'"),
+        ("performer", "'linear_attention(feature_map=\"performer\")'"),
+        ("preformer", "'linear_attention(feature_map=\"performer\")'"),
+        ("GAU", "'flash_gau(linear=False)'"),
+        ("memformer", "'MemoryConfig(kind=\"memformer\")'"),
+    ],
+)
+def test_the_name_of_a_paper_gives_its_mixer_or_an_error_with_its_mixers(name, meant):
+    if meant in mixers.names():
+        assert mixers.get(name) is mixers.get(meant) and type(mixers.build(name, 8)) is mixers.get(meant)
+        config = models.ModelConfig(vocab_size=6, mixer=(name, "gla"), mixer_args={name: {}})
+        assert config.mixer == (meant, "gla") and config.mixer_args == {meant: {}}
+        return
+    with pytest.raises(ValueError, match=re.escape(f"no mixer '{name}'; did you mean {meant}? Choose from")):
+        models.ModelConfig(vocab_size=6, mixer=name)
+
+
+def test_other_names_name_what_there_is():
+    made = {"MemoryConfig": models.MemoryConfig, "preset": models.preset}
+    for key in OTHER_NAMES:
+        call = ast.parse(key, mode="eval").body
+        if isinstance(call, ast.Name) or call.func.id in mixers.names():
+            variant = parse_variant(key)
+            mixers.build(mixers.get(variant.mixer), 64, **variant.mixer_args)
+        else:
+            eval(key, made)
+    spellings = [folded(name) for name in [*mixers.names(), *other_names()]]
+    assert len(set(spellings)) == len(spellings)
+
+
+def test_type_checkers_know_the_names_of_all_mixers():
+    assert list(typing.get_args(mixers.MixerName)) == mixers.names()
+
+
+def test_a_misspelt_class_gives_the_nearest():
+    with pytest.raises(AttributeError, match="no attribute 'HGRN'; did you mean 'HGRU'"):
+        mixers.HGRN  # noqa: B018
+    with pytest.raises(AttributeError, match="'XLSTM'; did you mean 'mlstm', 'slstm' or 'xlstm_7b'"):
+        mixers.XLSTM  # noqa: B018
 
 
 def test_an_unknown_name_gives_the_nearest_match():
-    with pytest.raises(ValueError, match="there is no mixer 'gateloop'; did you mean 'gate_loop'"):
-        mixers.get("gateloop")
+    with pytest.raises(ValueError, match="there is no mixer 'gate_lop'; did you mean 'gate_loop'"):
+        mixers.get("gate_lop")
 
 
 def test_an_unknown_argument_gives_the_nearest_match():

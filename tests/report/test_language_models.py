@@ -60,7 +60,7 @@ def test_perplexities_take_the_place_of_accuracies(made: Path, tmp_path: Path) -
     losses = {name: result(made / name)["validation"]["loss"] for name in ("one", "two", "tested")}
     tested = result(made / "tested")["test"]["loss"]
     rows = {row[0]: row for row in reversed(page.rows)}
-    assert rows["arm"][1:4] == ["test perplexity", "validation perplexity", "validation loss"]
+    assert rows["configuration"][1:4] == ["test perplexity", "validation perplexity", "validation loss"]
     first, second = math.exp(losses["one"]), math.exp(losses["two"])
     spread = f"{(first + second) / 2:.2f} ± {abs(first - second) / 2**0.5:.2f}"
     assert rows["test_share: 0.0"][1:3] == ["–", spread]

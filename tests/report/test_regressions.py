@@ -34,7 +34,7 @@ def test_errors_take_the_place_of_accuracies(made: Path, tmp_path: Path) -> None
     path = write_report([made / "0", made / "1"], tmp_path)
     page = Page(path)
     rows = {row[0]: row for row in reversed(page.rows)}
-    assert rows["arm"][1:3] == ["test mean squared error", "validation mean squared error"]
+    assert rows["configuration"][1:3] == ["test mean squared error", "validation mean squared error"]
     results = [load_run(made / name).result or {} for name in ("0", "1")]
     first, second = (result["test"]["loss"] for result in results)
     assert rows["sum"][1] == f"{(first + second) / 2:.6f} ± {abs(first - second) / 2**0.5:.6f}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from linrec.errors import unknown
+from linrec.mixers import canonical
 from linrec.models import MemoryConfig
 from linrec.models.arguments import mixer_parameters
 
@@ -115,7 +116,7 @@ def short(label: str) -> str:
 def _part(part: str, text: str, what: str = "mixer") -> tuple[str, dict[str, Any]]:
     """Return the name of a mixer or a memory and its arguments, in the order of its signature."""
     name, bracket, rest = part.strip().partition("(")
-    name = name.strip() if ":" in name else name.strip().replace("-", "_")
+    name = canonical(name.strip()) if what == "mixer" else name.strip().replace("-", "_")
     parameters = mixer_parameters(name) if what == "mixer" else _memory_parameters(name)
     try:
         call = ast.parse(f"mixer({rest if bracket else ')'}", mode="eval").body

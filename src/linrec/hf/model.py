@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -212,7 +212,7 @@ class LinrecModel(LinrecPreTrainedModel):
         cache = cache_of_call(cache, past_key_values, kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of `input_ids` and `inputs_embeds` must be given.")
-        x = self.body.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self.body.embedding(cast(Tensor, input_ids)) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
         if use_cache and cache is None:

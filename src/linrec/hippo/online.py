@@ -1,7 +1,7 @@
 """Online function approximation: a signal's past in a few coefficients, updated at every step."""
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -143,6 +143,9 @@ class OnlineApproximation(nn.Module):
                 states.append(x)
         stacked = torch.stack(states, 1) if states else x.new_zeros(batch, 0, channels, self.N)
         return stacked, Past(x, past.steps + time)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def reconstruct(self, past: Past, ages: Float[Tensor, "ages"]) -> Float[Tensor, "b ages c"]:
         """Reconstruct the signals from their coefficients.

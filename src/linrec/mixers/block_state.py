@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linrec.mixers import build
+from linrec.mixers import build, canonical, get
 from linrec.nn.contexts import ContextKeysAndValues, ContextMemory, context_attention, recent_attention
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
@@ -133,8 +133,8 @@ class BlockState(SegmentMixer):
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
         filters = {"single_head": 1, "multi_head": self.n_heads}.get(integration, self.n_states or FILTERS)
         linear = {"d_state": 2 * max(1, d_model // (2 * filters)), "activation": False, "output": "none"}
-        arguments = (linear if ssm == "s5" else {}) | (ssm_args or {})
-        self.filters = ParallelMixers((build(ssm, d_model, **arguments) for _ in range(filters)), name="ssm")
+        given = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
+        self.filters = ParallelMixers((build(get(ssm), d_model, **given) for _ in range(filters)), name="ssm")
         self.recurrence = self.filters.recurrence
 
         width = self.n_heads * self.d_head

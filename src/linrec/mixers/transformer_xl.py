@@ -44,7 +44,8 @@ class TransformerXL(SegmentMixer):
     | model of the paper | arguments |
     |---|---|
     | WikiText-103, base | `segment_length=150, memory_length=150`; evaluated with 64 and 640, `clamp=400` |
-    | enwik8, 12 layers | `segment_length=512, memory_length=512`; evaluated with 128 and 3800, `clamp=820` |
+    | enwik8, 12 layers | `segment_length=512, memory_length=512`; evaluated with 80 and 2100, `clamp=820` |
+    | enwik8, 24 layers | `segment_length=768, memory_length=768`; evaluated with 128 and 3800, `clamp=1000` |
     | without recurrence | `memory_length=0` |
 
     Lengths and `clamp` do not change the parameters: evaluate in a model made with other lengths. The paper's

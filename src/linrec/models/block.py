@@ -1,7 +1,7 @@
 """The residual block of every model: time mixing, then channel mixing."""
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -116,6 +116,9 @@ class Block(nn.Module):
         y, over_channels = self.channel_mixing(z, over_channels, **over)
         x = self._after(self.channel_mixing_norm, x, y)
         return x, (over_time, over_channels) if keep_state else None
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None, position: int = 0) -> State:
         """Return the initial state of `batch` sequences that start at step `position` of a stream."""

@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from linrec.mixers import canonical
 from linrec.models.block import NormPosition
 from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
@@ -25,7 +26,8 @@ class StackConfig:
     Args:
         d_model: width of the sequence between the blocks.
         n_layers: number of blocks.
-        mixer: name of the time mixer, from `linrec.mixers.names()`, or a pattern of names.
+        mixer: name of the time mixer, from `linrec.mixers.names()`, or a pattern of names. Other names and
+            import paths are as for `linrec.mixers.get`; the configuration keeps the name from `names()`.
         mixer_args: keyword arguments of the mixer. For a pattern, a dict from mixer name to keyword
             arguments, as in {"attention": {"window": 1024}}; a mixer without an entry uses its defaults.
         d_channel_mixing: hidden width of the channel mixing.
@@ -41,8 +43,8 @@ class StackConfig:
         dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
 
     Raises:
-        ValueError: a number is out of range, a pattern is empty or longer than `n_layers`, or `mixer_args`
-            names a mixer that is not in the pattern.
+        ValueError: a number is out of range, a mixer does not exist, a pattern is empty or longer than
+            `n_layers`, or `mixer_args` names a mixer that is not in the pattern.
         TypeError: a pattern contains an entry that is not a string.
 
     Example:
@@ -77,8 +79,9 @@ class StackConfig:
         derive = functools.partial(object.__setattr__, self)
         for name in ("channel_mixing", "norm_position"):
             derive(name, settled(name, getattr(self, name), self.n_layers))
-        if not isinstance(self.mixer, str):
-            derive("mixer", settled("mixer", self.mixer, self.n_layers))
+        given, mixer = self.mixer, settled("mixer", self.mixer, self.n_layers)
+        derive("mixer", canonical(mixer) if isinstance(mixer, str) else tuple(map(canonical, mixer)))
+        if not isinstance(given, str):
             by_name = arguments_by_name(self.mixer_pattern, self.mixer_args)
             # `settled` returns a pattern of one name as a plain string
             derive("mixer_args", by_name.get(self.mixer, {}) if isinstance(self.mixer, str) else by_name)

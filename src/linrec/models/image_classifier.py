@@ -1,6 +1,7 @@
 """A classifier of images after DeiT, with any mixer in place of attention."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -144,3 +145,6 @@ class ImageClassifier(nn.Module):
         for block in self.blocks:
             x, _ = block(x, keep_state=False)
         return self.head(self.norm(x).mean((1, 2)))
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,6 +1,7 @@
 """A trainable initial state of a language model."""
 
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,9 @@ class InitialState(Float32Module):
 
         found: tuple[State, ...] = map_tree(trained, state)
         return found
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def _is_trained(tensor: Tensor) -> bool:

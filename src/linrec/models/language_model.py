@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +23,7 @@ from linrec.nn.embedding import Embedding
 from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.segments import SegmentState
 from linrec.rules import require
 from linrec.trees import Tree
 
@@ -124,6 +125,9 @@ class LanguageModel(nn.Module):
         x, states = self.hidden(tokens, state, reset=reset, dt=dt, mask=mask)
         return self.head(x), states
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def hidden(
         self,
         tokens: Int[Tensor, "b t"],
@@ -192,6 +196,8 @@ class LanguageModel(nn.Module):
         )
         if state is None:
             state = self.init_state(len(x), device=x.device)
+        # the memory checks that the state is its own
+        state = cast(SegmentState, state)
         x, state = self.memory(x, state, reset, stack=self._as_stack(x.device))
         return x, state if keep_state else (None,) * len(self.blocks)
 

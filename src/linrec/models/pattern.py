@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linrec.errors import unknown
+from linrec.mixers import canonical
 
 __all__ = ["arguments_by_name", "settled", "spelled"]
 
@@ -77,7 +78,7 @@ def arguments_by_name(pattern: Sequence[str], given: Mapping[str, Any]) -> dict[
                 f"`mixer_args` must have the arguments of each mixer of {tuple(pattern)} under its name; got "
                 f"{name!r}. For example, pass {{{names[-1]!r}: {{{name!r}: {arguments!r}}}}}."
             )
-        mixer = name.replace("-", "_")
+        mixer = canonical(name)
         if mixer not in names:
             raise unknown(f"mixer of {tuple(pattern)} to take the `mixer_args` of", name, names)
         found[mixer] = dict(arguments)

@@ -1,7 +1,7 @@
 """An encoder of sequences with an output per sequence or per step, for classification and regression."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -174,6 +174,9 @@ class SequenceClassifier(nn.Module):
                 mixer does not take `dt`.
         """
         return self.head(self.features(x, lengths=lengths, dt=dt))
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def features(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from linrec.mixers import Mixer, build
+from linrec.mixers import Mixer, build, get
 from linrec.models.block import Block
 from linrec.models.config import StackConfig
 from linrec.nn.channel_mixing import make_channel_mixing
@@ -28,7 +28,7 @@ def build_mixer(config: StackConfig, layer: int) -> Mixer:
         'LRU'
     """
     name, arguments = config.mixer_of(layer)
-    return build(name, config.d_model, **arguments)
+    return build(get(name), config.d_model, **arguments)
 
 
 def make_blocks(

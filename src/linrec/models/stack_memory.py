@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -114,6 +114,9 @@ class StackMemory(nn.Module, ABC):
             detach=self.detach,
             recompute=self.config.recompute,
         )
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def first_state(self, batch: int, position: int, *, stack: Stack) -> SegmentState:
         """Return the state of `batch` sequences that start at step `position` of a stream."""

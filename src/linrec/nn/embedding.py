@@ -1,6 +1,6 @@
 """Token embeddings whose gradient is quick and deterministic for small vocabularies too."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -39,6 +39,9 @@ class Embedding(nn.Embedding):
         if self.num_embeddings > SMALL:
             return super().forward(tokens)
         return _SmallLookup.apply(self.weight, tokens)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class _SmallLookup(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Channel mixing: functions applied to every step of the sequence alone."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -46,3 +46,6 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply the function to `x` (..., d_model)."""
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+    if TYPE_CHECKING:
+        __call__ = forward

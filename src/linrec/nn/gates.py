@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -102,6 +102,9 @@ class GateLinear(Float32Module, nn.Linear):
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Apply the projection to `x` (..., d_in)."""
         return gate_projected(x, self)[0]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple[Tensor, ...]:
@@ -248,6 +251,9 @@ class Gate(nn.Module):
     ) -> tuple[Float[Tensor, "*batch d_out"], Float[Tensor, "*batch d_out"]]:
         """Return g and 1 - g for `x` (..., d_in), in float32 (float64 for float64 weights)."""
         return self.of_logits(*self.logits(x))
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def logits(
         self, x: Float[Tensor, "*batch d_in"]
@@ -414,6 +420,9 @@ class Transition(nn.Module):
             return log_decay, None
         theta = self.phase(x).unflatten(-1, (self.n_heads, self.d_head))
         return log_decay, _PHASES[self.phase_activation].forward(theta)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _init_magnitudes(self, bias: Tensor, low: float, high: float) -> None:
         longest, shortest = -math.log1p(-high), -math.log1p(-low)

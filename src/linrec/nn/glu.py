@@ -1,6 +1,6 @@
 """Gated linear units: channel mixing in which one projection of a step gates another."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -64,3 +64,6 @@ class GLU(nn.Module):
         """Apply the function to `x` (..., d_model)."""
         gate, up = projected(x, self.gate, self.up)
         return self.down(ACTIVATIONS[self.activation](gate) * up)
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,5 +1,7 @@
 """The head of a language model."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -43,6 +45,9 @@ class Head(nn.Linear):
     def forward(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n n_outputs"]:
         """Return the logits of `x` (..., d_model)."""
         return soft_cap(super().forward(x), self.cap)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Return the text that `print` shows."""

@@ -1,7 +1,7 @@
 """Lower bounds of forget gates, learned over the layers of a stack together (HGRN)."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -79,6 +79,9 @@ class LowerBounds(Float32Module):
         # a mask has one shape for all layers, so that compiled code serves them all at full speed;
         # leaving the first row out of the sum makes the first bound exactly zero
         return torch.softmax(gamma, 0).masked_fill((row < 1) | (row > layer), 0).sum(0)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 # tests check annotations by isinstance

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -112,6 +112,9 @@ class Mixer(Float32Module, ABC):
         self.check_input(x, reset, state, dt)
         mix: Callable[..., tuple[Tensor, State]] = self.mix
         return mix(x, state, reset) if dt is None else mix(x, state, reset, dt)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y (b, t, d_model) and the state after the last step; `forward` has checked the inputs."""

@@ -1,6 +1,6 @@
 """Normalisation layers by name."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Normalise `x` (..., d)."""
         return super().forward(x if self.weight is None else x.to(self.weight.dtype))
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 def make_norm(kind: Norm, d: int, *, eps: float = 1e-5, affine: bool = True) -> nn.Module:

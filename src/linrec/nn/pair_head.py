@@ -1,5 +1,7 @@
 """The head of a classifier that judges two sequences together."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -36,3 +38,6 @@ class PairHead(nn.Module):
         """Outputs of each pair."""
         u, v = encodings.unbind(1)
         return self.output(torch.relu(self.hidden(torch.cat([u, v, u * v, u - v], dim=-1))))
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,7 +1,7 @@
 """Rotary position embeddings: queries and keys that turn with their position (RoFormer)."""
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -68,6 +68,9 @@ class Rotary(nn.Module):
         """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
         cos, sin = self.turns(positions, torch.promote_types(x[0].dtype, torch.float32))
         return tuple(turned(z, cos, sin) for z in x)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def turns(
         self, positions: Int[Tensor, "#b t"], dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Arms: runs that differ in nothing but their seed."""
+"""Arms: groups of runs with the same configuration, which differ in nothing but their seed."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ IGNORED = frozenset(
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ only in their seed.
+    """Runs of one configuration, which differ only in their seed.
 
     Attributes:
         label: the settings that differ from the other arms, in as few words as possible.

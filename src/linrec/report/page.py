@@ -73,15 +73,15 @@ def render_page(
 
 def _count(arms: Sequence[Arm]) -> str:
     n_runs = sum(len(arm.runs) for arm in arms)
-    return f"{n_runs} run{'s' * (n_runs > 1)} in {len(arms)} arm{'s' * (len(arms) > 1)}"
+    return f"{n_runs} run{'s' * (n_runs > 1)} of {len(arms)} configuration{'s' * (len(arms) > 1)}"
 
 
 def _results(arms: Sequence[Arm]) -> str:
     rows = [
         {
-            "arm": arm.label,
+            "configuration": arm.label,
             **_means(arm),
-            "seeds": ", ".join(map(str, arm.seeds)) or "–",
+            "runs": _seeds(arm),
             "parameters": f"{arm.results[0]['parameters']:,}" if arm.results else "–",
             "steps/s": format_mean_and_spread([result["steps_per_second"] for result in arm.results], ",.1f"),
             "time per run": _duration(arm.results),
@@ -94,20 +94,30 @@ def _results(arms: Sequence[Arm]) -> str:
     # tasks that differ in nothing that is shown here
     cells = dict.fromkeys(tuple(row.get(name, "") for name in head) for row in rows[len(arms) :])
     table = [[row.get(name, "") for name in head] for row in rows[: len(arms)]] + [*map(list, cells)]
-    note = '<p class="soft">Mean ± standard deviation over the seeds.</p>'
+    note = (
+        '<p class="soft">Runs of a configuration differ only in their seed. '
+        "Scores are mean ± standard deviation over the seeds.</p>"
+    )
     return markup.table(head, table, numbers=range(1, len(head))) + note
+
+
+def _seeds(arm: Arm) -> str:
+    """Return the seeds of the runs that have finished."""
+    if not arm.seeds:
+        return "–"
+    return f"seed{'s' * (len(arm.seeds) > 1)} {', '.join(map(str, arm.seeds))}"
 
 
 def _without_model(task: Task) -> list[dict[str, str]]:
     """Return the rows of chance and of the best constant answer."""
     match by := judged_by(task):
         case "accuracy":
-            trivial = {"arm": "always the most frequent answer", "test accuracy": _trivial(task)}
-            return [trivial, {"arm": "chance", "test accuracy": format(task.chance, FORMATS[by])}]
+            trivial = {"configuration": "always the most frequent answer", "test accuracy": _trivial(task)}
+            return [trivial, {"configuration": "chance", "test accuracy": format(task.chance, FORMATS[by])}]
         case "mse":
-            return [{"arm": "always the mean", f"test {MSE}": _trivial(task)}]
+            return [{"configuration": "always the mean", f"test {MSE}": _trivial(task)}]
     # the most frequent token is known only from the text, which a report does not need
-    return [{"arm": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}]
+    return [{"configuration": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}]
 
 
 def _trivial(task: Task) -> str:
@@ -139,10 +149,10 @@ def _over_seeds(arm: Arm, split: str, name: str, mean_format: str) -> str:
 
 
 def _comparisons(comparisons: Sequence[Comparison]) -> str:
-    """Return a table of arms beside their baselines, regressions first."""
+    """Return a table of configurations beside their baselines, regressions first."""
     if not comparisons:
         return ""
-    head = ["arm", "score", "baseline", "spread", "metric", "verdict"]
+    head = ["configuration", "score", "baseline", "spread", "metric", "verdict"]
     rows = [
         [
             comparison.label,
@@ -163,7 +173,7 @@ def _comparisons(comparisons: Sequence[Comparison]) -> str:
 
 def _perplexities(arms: Sequence[Arm]) -> str:
     """Return a table of the perplexities that `linrec eval` found; most lengths are left out."""
-    head = ["folder", "arm", "text", "window", "per token", "per word", "per byte", "bits/byte"]
+    head = ["folder", "configuration", "text", "window", "per token", "per word", "per byte", "bits/byte"]
     rows = []
     for arm in arms:
         for run in arm.runs:
@@ -208,7 +218,7 @@ def _samples(samples: Sequence[Sample]) -> str:
 
 
 def _runs(arms: Sequence[Arm]) -> str:
-    head = ["folder", "seed", "test", "validation", "steps", "minutes", "arm", "device", "commit"]
+    head = ["folder", "seed", "test", "validation", "steps", "minutes", "configuration", "device", "commit"]
     rows = []
     for arm in arms:
         for run in arm.runs:

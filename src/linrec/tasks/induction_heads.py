@@ -1,8 +1,8 @@
 """Induction heads: when the trigger occurs again, output the symbols that followed it before.
 
-Source: Olsson and others (2022, arXiv:2209.11895) for the name; H3 (Fu and others 2023, arXiv:2212.14052) for
-the task, with 20 tokens and a length of 30 in its code; Mamba (Gu and Dao 2023, arXiv:2312.00752, section
-4.1.2) for training at a length of 256 with 16 symbols, and testing up to 2^20 = 1,048,576.
+Source: Olsson and others (2022, arXiv:2209.11895); H3 (Fu and others 2023, arXiv:2212.14052) for the form
+with one trigger, with 20 tokens and a length of 30 in its code; Mamba (Gu and Dao 2023, arXiv:2312.00752,
+section 4.1.2) for training at a length of 256 with 16 symbols, and testing up to 2^20 = 1,048,576.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class InductionHeads(RecallTask):
         fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
         predict_all: see `RecallTask`.
 
-    Source: H3 (Fu and others, 2023); Mamba (Gu and Dao, 2023), section 4.1.2.
+    Source: Olsson and others (2022); H3 (Fu and others, 2023); Mamba (Gu and Dao, 2023), section 4.1.2.
 
     Example:
         >>> task = InductionHeads(length=6, n_train=1, n_validation=1, n_test=1)

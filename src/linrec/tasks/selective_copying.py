@@ -1,6 +1,7 @@
 """Selective copying: repeat the symbols that are scattered among blanks.
 
-Source: Mamba (Gu and Dao 2023, arXiv:2312.00752), section 4.1.1 and figure 2. The paper has 4,096 steps, 16
+Source: Jing and others (Gated Orthogonal Recurrent Units, 2019, arXiv:1706.02761), as the denoise task. Mamba
+(Gu and Dao 2023, arXiv:2312.00752) made it widely known, in section 4.1.1 and figure 2: 4,096 steps, 16
 symbols to copy from an alphabet of 16, and no released code. MAD (Poli and others 2024, arXiv:2403.17844) has
 a similar, smaller setting with 256 steps and a vocabulary of 16. The layout follows S4's generator, with a
 marker for each symbol. MAD has a single marker, followed by blanks at the positions of the answers, within
@@ -34,7 +35,7 @@ class SelectiveCopying(SyntheticTask):
         fresh: whether every epoch draws new training samples, as for Mamba; if not, all epochs share the same
             samples, as in MAD, which has 12,800 training samples and 1,280 test samples.
 
-    Source: Mamba (Gu and Dao 2023), section 4.1.1.
+    Source: Jing and others (2019), the denoise task; Mamba (Gu and Dao 2023), section 4.1.1.
 
     Example:
         >>> task = SelectiveCopying(length=6, n_copied=2, n_train=1, n_validation=1, n_test=1)

@@ -27,23 +27,23 @@ MOST_USED = {
 """The options of each section that `linrec train RECIPE --help` shows."""
 
 
-def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> type[Any]:
+def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> type[Any]:
     """Return a dataclass of all options of `linrec train`, with the values of `config` as defaults.
 
     Args:
         config: the configuration of the recipe or of the run to resume.
-        pattern: names of mixers that replace the mixers of `config`, with the new mixers' own default
+        typed: names of mixers that replace the mixers of `config`, with the new mixers' own default
             arguments; None keeps the mixers of `config`.
 
     Raises:
         ValueError: a mixer does not exist; the message gives the nearest match.
     """
     arguments = config.model.mixer_args
-    if pattern and tuple(pattern) != config.model.mixer_pattern:
+    pattern = tuple(map(mixers.canonical, typed or config.model.mixer_pattern))
+    if pattern != config.model.mixer_pattern:
         arguments = complete_mixer_args(_one_or_all(pattern), {})
-    pattern = tuple(pattern or config.model.mixer_pattern)
     # import paths are trusted here: the user typed them, or the caller checked them on loading `config`
-    names = typing.cast(Any, (*mixers.names(), *(name for name in pattern if ":" in name)))
+    names = typing.cast(Any, dict.fromkeys([*mixers.names(), *(typed or config.model.mixer_pattern)]))
     shape, from_task = type(config.model), values_from_task(config.task)
     hints = typing.get_type_hints(shape)
     # a single name, or a pattern of several names

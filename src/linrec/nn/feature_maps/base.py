@@ -1,6 +1,7 @@
 """The interface of all feature maps."""
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -45,6 +46,9 @@ class FeatureMap(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
         """Return phi(x) (..., h, d_features) of queries or keys (..., h, d_head), in their dtype."""
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
         """Return phi(q) times a positive number for each query, chosen such that nothing overflows.
