@@ -25,6 +25,7 @@ MixerName: TypeAlias = Literal[
     "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
     # end of table
 ]
+"""Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
 # fmt: on
 
 # Other names of mixers, besides the names of the file and the class. Case, spaces, hyphens and underscores do

@@ -79,7 +79,9 @@ def by_hand(mixer, row):
     h, outputs = torch.zeros(x.shape[1], N, dtype=row.dtype), []
     for t in range(len(x)):
         B_t, C_t = (weight if weight.ndim == 1 else weight[t] for weight in (B, C))
-        h = torch.exp(-dt[t, :, None] * mixer.A_log.exp()) * h + torch.outer(dt[t] * x[t], B_t)
+        A = -mixer.A_log.exp()
+        held = torch.expm1(dt[t, :, None] * A) / A if mixer.discretization == "zoh" else dt[t, :, None]
+        h = torch.exp(dt[t, :, None] * A) * h + held * x[t, :, None] * B_t
         outputs.append(h @ C_t + (0 if mixer.D is None else mixer.D * x[t]))
     return linear(mixer.out, torch.stack(outputs) * silu(z)), h
 
@@ -91,6 +93,8 @@ def by_hand(mixer, row):
         {"conv_size": None, "bias": True, "D": False},
         {"conv_size": 2, "conv_bias": False, "expand": 1, "inner_norm": "rms", "norm_eps": 0.1},
         {"inner_norm": "rms_weight", "norm_eps": 0.1},
+        {"discretization": "zoh"},
+        {"discretization": "zoh", "conv_size": None, "D": False, "selective": ("dt",)},
         *({"selective": parts} for parts in ((), ("dt",), ("B",), ("C",), ("B", "C"))),
     ],
 )

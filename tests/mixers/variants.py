@@ -554,6 +554,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "inner_norm": "rms",
         },
         "Jamba": {"d_state": 3, "inner_norm": "rms_weight"},
+        "held input": {"d_state": 3, "discretization": "zoh"},
     },
     "mamba2": {
         "paper": {"d_state": 5},

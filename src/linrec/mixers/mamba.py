@@ -4,7 +4,8 @@
     x_t = SiLU(conv(x)_t)
     s_t, B_t, C_t = W_x x_t
     dt_t = softplus(W_dt s_t + b_dt)
-    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t                                                  (algorithm 2)
+    h_t = exp(dt_t A) h_{t-1} + Bbar_t x_t                                                    (algorithm 2)
+    Bbar_t = dt_t B_t, or by zero-order hold (dt_t A)^-1 (exp(dt_t A) - I) dt_t B_t                      (4)
     y_t = W_o ((C_t h_t + D x_t) * SiLU(z_t))
 
 u input (the argument `x`), x value and z gate of a channel, dt step size of a channel, of a few numbers s, B
@@ -26,6 +27,8 @@ from linrec.nn.norms import RMSNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.steps import softplus, step_bias
+from linrec.ops.gate_loop import gate_loop
+from linrec.ops.long_conv import discretize_diagonal
 from linrec.ops.selective_scan import selective_scan
 from linrec.rules import at_least, choice, require
 
@@ -34,6 +37,7 @@ __all__ = ["Mamba"]
 Selective = Literal["dt", "B", "C"]
 Rates = Literal["real", "constant", "random"]
 InnerNorm = Literal["none", "rms", "rms_weight"]
+Discretization = Literal["euler", "zoh"]
 
 
 class Mamba(Mixer):
@@ -48,6 +52,10 @@ class Mamba(Mixer):
     | how A starts: -(n + 1), -1/2, or -exp(N(0, 1)) | `A_init="real"`, `"constant"`, `"random"` |
     | numbers that dt is made of | `dt_rank` |
     | state size | `d_state` |
+
+    The released code takes dt B for Bbar, and so does the default, "euler". `discretization="zoh"` is eq. 4.
+    Its Bbar differs from channel to channel, so the operator is then `gate_loop` with a head for each
+    channel, and takes memory for Bbar and exp(dt A) at all steps, each `d_state` times the size of x.
 
     Parts that are not selective are learned constants: a step size of each channel, or N weights for all
     channels. The paper's complex rates, A_n = -1/2 + i n, are not here: `selective_scan` is real.
@@ -70,6 +78,7 @@ class Mamba(Mixer):
         dt_rank: numbers s that the step sizes of all channels are made of; None is d_model / 16, rounded up.
         selective: which of "dt", "B" and "C" are made of x.
         A_init: "real", "constant" or "random".
+        discretization: how Bbar is made, "euler" or "zoh".
         conv_size: taps of the convolution of each channel; None disables it.
         conv_bias: whether the convolution has biases.
         bias: whether the projections of u and of the output have biases; the projection of dt always has.
@@ -108,6 +117,7 @@ class Mamba(Mixer):
         dt_rank: int | None = None,
         selective: Sequence[Selective] = ("dt", "B", "C"),
         A_init: Rates = "real",
+        discretization: Discretization = "euler",
         conv_size: int | None = 4,
         conv_bias: bool = True,
         bias: bool = False,
@@ -125,6 +135,7 @@ class Mamba(Mixer):
         at_least(0, dt_floor=dt_floor, dt_scale=dt_scale, out_scale=out_scale, norm_eps=norm_eps)
         choice(Rates, A_init=A_init)
         choice(InnerNorm, inner_norm=inner_norm)
+        choice(Discretization, discretization=discretization)
         require(
             not isinstance(selective, str),
             f"`selective` must be a tuple of names; got {selective!r}. Pass ({selective!r},).",
@@ -132,6 +143,9 @@ class Mamba(Mixer):
         for part in selective:
             choice(Selective, selective=part)
         self.d_inner, self.d_state = expand * d_model, d_state
+        self.discretization = discretization
+        if discretization == "zoh":
+            self.recurrence = "gate_loop"
         widths = {"dt": dt_rank, "B": d_state, "C": d_state}
         self.widths = {name: width for name, width in widths.items() if name in selective}
         self.norms: nn.ModuleDict | None = None
@@ -201,7 +215,15 @@ class Mamba(Mixer):
             steps = steps + elapsed.to(steps.dtype).log()[..., None]
         dt = softplus(steps)
         A = -torch.exp(self.A_log.to(dt.dtype))
-        y, h = selective_scan(x, dt, A, B, C, self.D, state=h, reset=reset)
+        if self.discretization == "euler":
+            y, h = selective_scan(x, dt, A, B, C, self.D, state=h, reset=reset)
+        else:
+            # a channel is a head with a single value, whose keys Bbar are the channel's own
+            _, Bbar = discretize_diagonal(A, B[:, :, None].to(dt.dtype), dt[..., None])
+            keys, v, h = Bbar.to(x.dtype), x[..., None], None if h is None else h[..., None]
+            y, h = gate_loop(C[:, :, None].expand_as(keys), keys, v, dt[..., None] * A, state=h, reset=reset)
+            y, h = y[..., 0], h[..., 0]
+            y = y if self.D is None else y + self.D.to(x.dtype) * x
         y = self.out((y * functional.silu(z)).to(u.dtype))
         return y, self.conv.joined(tail, h)
 
