@@ -20,7 +20,7 @@ from torch import Tensor
 
 from linrec import mixers
 from linrec.errors import folded
-from linrec.mixer_names import OTHER_NAMES
+from linrec.literals import OTHER_NAMES
 from linrec.mixers import State
 
 HERE = Path(__file__).parent

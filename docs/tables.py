@@ -43,7 +43,7 @@ from linrec.train.recipes import recipe_summary
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 LISTING = ROOT / "src/linrec/cli/listing.json"
-FILLED = (README, ROOT / "src/linrec/mixers/__init__.py", ROOT / "src/linrec/mixer_names.py")
+FILLED = (README, ROOT / "src/linrec/mixers/__init__.py", ROOT / "src/linrec/literals.py")
 Pairs: TypeAlias = Sequence[Pair]
 # of the mixers whose state is counted
 WIDTH = 64

@@ -18,6 +18,8 @@ OWN = f"{__package__}.own_mixers"
     [
         ("gate-loop", "gate_loop", {}, "gate_loop"),
         ("gla()", "gla", {}, "gla"),
+        ("Mamba-2(d_state=4)", "mamba2", {"d_state": 4}, "mamba2(d_state=4)"),
+        ("HGRN+gla", ("hgru", "gla"), {}, "hgru+gla"),
         # in the order of the signature, whatever order they are given in
         (" gla( d_v=8,n_heads = 2 )", "gla", {"n_heads": 2, "d_v": 8}, "gla(n_heads=2, d_v=8)"),
         (

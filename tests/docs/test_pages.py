@@ -17,10 +17,12 @@ import torch
 from linrec import mixers, ops
 from linrec.bench.variants import parse_variant
 from linrec.cli.parsing import option_names, peek
+from linrec.literals import OTHER_NAMES
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.train import get_recipe
 from linrec.train.options import options_type
 from tests.markdown import FENCE, ROOT
+from tests.parallel.models import REFUSED
 from tests.tiers import thorough
 
 # the pages of all mixers are made
@@ -78,6 +80,41 @@ def test_a_state_that_grows_grows_by_the_state_size(name):
     mixer = tables.built(name)
     held = [mixer_pages.elements(mixer(torch.zeros(1, steps, mixer.d_model))[1]) for steps in (3, 4)]
     assert held[1] - held[0] == mixer.state_size
+
+
+LISTS = {
+    "concepts.md": (r"These mixers keep\nmore with every step:(.*?)###", "grows"),
+    "export.md": (r"are not exported with a dynamic time\naxis:(.*?)`aft`", "grows"),
+    "which-mixer.md": (r"The last row is per step. The states of (.*?), and of `aft`", "grows"),
+    "parallel.md": (r"can be split, with default arguments:(.*?)\. ", "splits"),
+}
+
+
+@pytest.mark.parametrize("page", LISTS)
+def test_a_list_of_mixers_has_all_of_them(page):
+    pattern, what = LISTS[page]
+    listed = re.search(pattern, (ROOT / "docs" / page).read_text(), re.DOTALL)[1]
+    names = [name for name in re.findall(r"`(\w+)`", listed) if name in mixers.names() and name != "aft"]
+    true = {
+        "grows": [name for name in mixers.names() if tables.built(name).state_grows],
+        "splits": [name for name in mixers.names() if name not in REFUSED],
+    }
+    assert sorted(names) == true[what]
+
+
+def test_pages_begin_with_the_other_names():
+    for key, names in OTHER_NAMES.items():
+        if not key.startswith("preset"):
+            name = re.match(r'MemoryConfig\(kind="(\w+)"|(\w+)', key)
+            pages = memory_pages if name[1] else mixer_pages
+            assert f"{names}." in pages.before_reference(name[1] or name[2]).split("\n## ")[0]
+    entries = {uri: entry for part in mixer_pages.navigation() for entry, uri in pairs(part)}
+    assert entries["mixers/hgru.md"] == "HGRU (HGRN)" and entries["mixers/hgrn2.md"] == "HGRN2"
+
+
+def pairs(part):
+    """Return the entries of a section of the navigation, each with its page."""
+    return [pair for section in part.values() for page in section for pair in page.items()]
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])

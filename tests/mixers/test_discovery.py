@@ -11,7 +11,7 @@ import pytest
 from linrec import mixers, models
 from linrec.bench.variants import parse_variant
 from linrec.errors import folded
-from linrec.mixer_names import OTHER_NAMES, other_names
+from linrec.literals import OTHER_NAMES, other_names
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.skew_field import SkewFieldMixer
 

@@ -78,6 +78,22 @@ def test_jobs_of_the_queue_are_commands() -> None:
             assert make_jobs(entries, options.mixers, options.seeds, parameters=options.parameters)
 
 
+def test_pages_have_all_short_runs_of_text_and_their_number() -> None:
+    runs = read_runs([RESULTS / "shakespeare-char-cpu"])
+    listed = []
+    for page, count in ("matrix-states", "\n{} mixers,"), ("state-spaces", "\n{} such mixers,"):
+        text = (ROOT / "docs" / "results" / f"{page}.md").read_text(encoding="utf-8")
+        table = re.search(r"^\| mixer \| training \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+        assert table is not None
+        names = re.findall(r"^\| `(\w+)`", table[1], re.MULTILINE)
+        assert count.format(len(names)) in text
+        listed += names
+    assert sorted(listed) == sorted(run.config.model.mixer for run in runs)
+    page = (ROOT / "docs" / "which-mixer.md").read_text(encoding="utf-8")
+    assert f"\n{len(runs)} of the mixers ran 500 steps" in page
+    assert {run.result["steps"] for run in runs if run.result is not None} == {500}
+
+
 def test_results_are_few_and_small_files() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("counts the files that git knows")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from linrec import mixers
-from linrec.cli.parsing import option_names
+from linrec.cli.parsing import option_names, parse
 from linrec.models.arguments import complete_mixer_args
 from linrec.train import get_recipe, recipe_names
 from linrec.train.config import config_from_dict, config_to_dict
@@ -55,6 +55,15 @@ def test_options_of_a_hybrid_are_those_of_its_mixers_under_their_names() -> None
     assert named < {*option_names(turned)}
     alone = config_of(options_type(config, ["lru"])(), config.name, config.task.section)
     assert alone.model.mixer == "lru" and alone.model.mixer_args == complete_mixer_args("lru", {})
+
+
+@pytest.mark.parametrize("typed", [["HGRN"], ["hgrn", "Mamba-2"]])
+def test_other_names_of_mixers_become_the_names_of_files(typed: list[str]) -> None:
+    config = get_recipe("memory-horizon")
+    parsed = parse(options_type(config, typed), ["--model.mixer", *typed], "train")
+    model = config_of(parsed, config.name, config.task.section).model
+    assert model.mixer_pattern == ("hgru", "mamba2")[: len(typed)]
+    assert model.mixer_args == complete_mixer_args(model.mixer, {})
 
 
 def test_a_hybrids_configuration_survives_json() -> None:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from linrec.errors import folded, unknown
-from linrec.mixer_names import MixerName, other_names
+from linrec.literals import MixerName, other_names
 from linrec.nn.mixer import Mixer, State, Transitions
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def canonical(name: str) -> str:
 
     Args:
         name: a name from `names()`; the name of the class; or the name of a paper or of released code from
-            `linrec.mixer_names`, if it stands for a single mixer with its default arguments. Case, spaces,
+            `linrec.literals`, if it stands for a single mixer with its default arguments. Case, spaces,
             hyphens and underscores do not count. Import paths as in `get` are returned as they are.
 
     Raises:

@@ -43,7 +43,7 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
     if pattern != config.model.mixer_pattern:
         arguments = complete_mixer_args(_one_or_all(pattern), {})
     # import paths are trusted here: the user typed them, or the caller checked them on loading `config`
-    names = typing.cast(Any, dict.fromkeys([*mixers.names(), *(typed or config.model.mixer_pattern)]))
+    names = typing.cast(Any, (*mixers.names(), *(typed or config.model.mixer_pattern)))
     shape, from_task = type(config.model), values_from_task(config.task)
     hints = typing.get_type_hints(shape)
     # a single name, or a pattern of several names
