@@ -83,8 +83,8 @@ def test_a_state_that_grows_grows_by_the_state_size(name):
 
 
 LISTS = {
-    "concepts.md": (r"These mixers keep\nmore with every step:(.*?)###", "grows"),
-    "export.md": (r"are not exported with a dynamic time\naxis:(.*?)`aft`", "grows"),
+    "concepts.md": (r"These mixers keep\s+more with every step:(.*?)###", "grows"),
+    "export.md": (r"are not exported with a dynamic time\s+axis:(.*?)`aft`", "grows"),
     "which-mixer.md": (r"The last row is per step. The states of (.*?), and of `aft`", "grows"),
     "parallel.md": (r"can be split, with default arguments:(.*?)\. ", "splits"),
 }

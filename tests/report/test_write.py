@@ -85,8 +85,9 @@ def test_the_table_holds_mean_and_spread(report, make_run_once):
     rows = {row[0]: row for row in reversed(Page(report).rows)}
     mean, spread = (first + second) / 2, abs(first - second) / 2**0.5
     assert rows["transition: data"][1] == f"{mean:.3f} ± {spread:.3f}"
-    assert rows["transition: data"][3:] == ["0, 1", "1,586", "12.5 ± 0.0", "1.5 min"]
-    assert rows["transition: fixed"][1] == f"{fixed:.3f} (1 seed)"
+    assert rows["transition: data"][3:] == ["seeds 0, 1", "1,586", "12.5 ± 0.0", "1.5 min"]
+    assert (rows["transition: fixed"][1], rows["transition: fixed"][3]) == (f"{fixed:.3f} (1 seed)", "seed 0")
+    assert "4 runs of 2 configurations" in Page(report).text
     assert rows["chance"][1] == "0.020"
     assert rows["always the most frequent answer"][1] == f"{runs['data-0'].config.task.trivial_score:.3f}"
     assert rows["model.mixer_args.transition"][1:] == ["data", "fixed"]
