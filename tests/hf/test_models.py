@@ -194,6 +194,15 @@ def test_tensors_that_a_checkpoint_lacks_are_initialised(tmp_path: Path) -> None
     assert loaded.model.fresh is None and not torch.equal(found["score.weight"], tensors["score.weight"])
 
 
+def test_a_model_built_on_meta_stays_tied() -> None:
+    model = to_hugging_face(model_of("gru", tie_embeddings=True))
+    with torch.device("meta"):
+        other = LinrecForCausalLM(model.config)
+    other.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert other.lm_head.weight is other.model.body.embedding.weight
+    assert torch.equal(other.eval()(prompt()).logits, model(prompt()).logits)
+
+
 def test_the_tuned_start_of_gate_loop_is_loaded(tmp_path: Path) -> None:
     arguments = {"magnitude_init": [0.9, 0.999], "phase_init": 3.0, "scale_query_init": True}
     model = model_of("gate_loop", mixer_args=arguments)

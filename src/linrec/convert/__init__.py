@@ -208,6 +208,4 @@ def _model(config: ModelConfig, weights: Mapping[str, Tensor]) -> LanguageModel:
     # copies, because the tensors may be memory-mapped from the files
     copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
     model.load_state_dict(copies, assign=True)
-    if config.tie_embeddings:
-        model.head.weight = model.embedding.weight
     return model.eval()

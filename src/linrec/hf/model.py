@@ -28,6 +28,7 @@ from linrec.hf.masks import Reading, check_last_piece, reading
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
+from linrec.restored import RestoredModule
 from linrec.rules import require
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-class LinrecPreTrainedModel(PreTrainedModel):
+class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
     """Base class of the models: initialisation, tied weights, checkpointing."""
 
     config_class = LinrecConfig

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.hippo.discretization import Discretization, discretize
 from linrec.hippo.functions import basis
-from linrec.hippo.measures import Measure, StateSpace, matrices
+from linrec.hippo.measures import Measure, StateSpace, check, matrices
+from linrec.restored import RestoredModule
 
 __all__ = ["OnlineApproximation", "Past"]
 
@@ -30,7 +31,7 @@ class Past(NamedTuple):
     steps: int
 
 
-class OnlineApproximation(nn.Module):
+class OnlineApproximation(RestoredModule):
     """x' = A x + B u, whose state approximates the past of u: u(t - s) ~ sum_n x_n(t) F_n(s).
 
     | measure | the state approximates |
@@ -84,7 +85,7 @@ class OnlineApproximation(nn.Module):
         discretization: Discretization = "zoh",
     ) -> None:
         super().__init__()
-        system = matrices(measure, N)
+        check(measure, N)
         if discretization not in ("zoh", "bilinear"):
             raise unknown("discretization", discretization, ["zoh", "bilinear"])
         if window is None and measure != "legs":
@@ -97,13 +98,17 @@ class OnlineApproximation(nn.Module):
                 f"`window` must be a positive number of steps; got {window}. "
                 'For the whole past, use "legs" with `window` = None.'
             )
-        self.measure, self.N, self.window = measure, N, window
+        self.measure: Measure = measure
+        self.N, self.window = N, window
         self.discretization: Discretization = discretization
-        if window is not None:
-            system = discretize(system, 1 / window, discretization)
-        # with a window, the matrices of a step; without, the matrices in continuous time
-        self.register_buffer("A", system.A, persistent=False)
-        self.register_buffer("B", system.B, persistent=False)
+        self.add_constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return A and B: with a window, of a step; without, in continuous time."""
+        system = matrices(self.measure, self.N)
+        if self.window is not None:
+            system = discretize(system, 1 / self.window, self.discretization)
+        return system._asdict()
 
     def forward(
         self, u: Float[Tensor, "b t c"], past: Past | None = None

@@ -12,14 +12,14 @@ memory nonlinearly, so steps run one by one.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.hippo import Discretization, StateSpace, discretize, matrices
+from linrec.hippo import Discretization, discretize, matrices
 from linrec.hippo.scaled import scaled_step
 from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
@@ -97,8 +97,8 @@ class HiPPORNN(Mixer):
         (torch.Size([2, 10, 16]), torch.Size([2, 1, 8]), [[10.0], [10.0]])
     """
 
-    A: Tensor | None
-    B: Tensor | None
+    A: Tensor
+    B: Tensor
 
     def __init__(
         self,
@@ -139,11 +139,9 @@ class HiPPORNN(Mixer):
             nn.init.normal_(linear.weight, std=sum(sees) ** -0.5)
         self.f = nn.Linear(2 * d_model if self.memory_first else d_model, d_memory)
         nn.init.kaiming_uniform_(self.f.weight, nonlinearity="linear")
-        A, B = (None, None) if window is None else self._system(window)
-        for name, part in (("A", A), ("B", B)):
-            self.register_buffer(name, None if part is None else part.to(self.f.weight), persistent=False)
+        self.add_constants(like=self.f.weight)
         # rounded to half precision they would be another system, which need not be stable
-        self.keep_float32("A", "B")
+        self.keep_float32(*self.constants())
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, HiPPOState]:
         """Return h, and a `HiPPOState`."""
@@ -166,7 +164,7 @@ class HiPPORNN(Mixer):
             return kept * h + g * z.tanh()
 
         def remember(c: Tensor, f: Tensor, steps: list[Tensor]) -> Tensor:
-            if self.A is None or self.B is None:
+            if self.window is None:
                 return scaled_step(c, f, steps[0][:, 0])
             return c @ self.A.mT + f[..., None] * self.B
 
@@ -201,13 +199,8 @@ class HiPPORNN(Mixer):
         """Return L_z and the maps of the gate."""
         return [self.z, *(part for part in (self.g.f, self.g.r) if part is not None)] if self.g else [self.z]
 
-    def _system(self, window: float) -> StateSpace:
-        """Return A and B of one step in double precision."""
-        return discretize(matrices(self.measure, self.order), 1 / window, self.discretization)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "HiPPORNN":
-        super()._apply(fn, recurse)
-        # no checkpoint holds them, and double precision has more of their digits
-        if self.window is not None and self.A is not None and not self.A.is_meta:
-            self.A, self.B = (part.to(self.A) for part in self._system(self.window))
-        return self
+    def constants(self) -> dict[str, Tensor]:
+        """Return A and B of one step; without a window, they change from step to step."""
+        if self.window is None:
+            return {}
+        return discretize(matrices(self.measure, self.order), 1 / self.window, self.discretization)._asdict()

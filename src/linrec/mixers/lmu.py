@@ -13,13 +13,13 @@ E_m and W_h, the memory is a convolution (Chilkuri and Eliasmith, 2021):
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.hippo import Discretization, StateSpace, discretize, matrices
+from linrec.hippo import Discretization, discretize, matrices
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import drawn_linear, lecun_linear
@@ -143,9 +143,7 @@ class LMU(Mixer):
         if init == "keras_lmu":
             _draw_as_keras([self.E_x, self.E_h], self.E_m)
             _draw_as_keras([self.W_x, self.W_m], self.W_h)
-        A, B = self._system()
-        self.register_buffer("A", A.to(self.W_m.weight), persistent=False)
-        self.register_buffer("B", B.to(self.W_m.weight), persistent=False)
+        self.add_constants(like=self.W_m.weight)
         # rounded to half precision they would be another system, which need not be stable
         self.keep_float32("A", "B")
 
@@ -182,20 +180,13 @@ class LMU(Mixer):
         m = dense_ssm.empty_state(batch, self.d_memory, self.order, **kwargs)
         return Memory(m, torch.zeros(batch, self.d_model, **kwargs)) if self.feedback else m
 
-    def _system(self) -> StateSpace:
-        """Return Abar and Bbar in double precision, of the polynomials that the paper has."""
+    def constants(self) -> dict[str, Tensor]:
+        """Return Abar and Bbar of the polynomials that the paper has."""
         A, B = discretize(matrices("legt", self.order), 1 / self.theta, self.discretization)
         # coefficients are sqrt(2i + 1) times the orthonormal ones, and polynomials run the other way
         i = torch.arange(self.order, dtype=A.dtype)
         scale = (2 * i + 1).sqrt() * (1 - 2 * (i % 2))
-        return StateSpace(scale[:, None] * A / scale, scale * B)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "LMU":
-        super()._apply(fn, recurse)
-        # no checkpoint holds them, and double precision has more of their digits
-        if not self.A.is_meta:
-            self.A, self.B = (part.to(self.A) for part in self._system())
-        return self
+        return {"A": scale[:, None] * A / scale, "B": scale * B}
 
 
 def _draw_as_keras(inputs: list[nn.Linear | None], recurrent: nn.Linear | None) -> None:

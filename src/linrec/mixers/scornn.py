@@ -66,11 +66,11 @@ class ScoRNN(Mixer):
             f"`rho` must be a number of channels in [0, `d_model` = {d_model}]; got {rho}. None is half.",
         )
         nonlinear_scan.operator.check_mode(mode)
-        self.mode = mode
+        self.rho, self.mode = rho, mode
         self.U = nn.Linear(d_model, d_model, bias=False)
         nn.init.uniform_(self.U.weight, -0.01, 0.01)
         self.Z = Orthogonal(d_model, matrix_map="cayley")
-        self.register_buffer("D", torch.cat([torch.ones(d_model - rho), -torch.ones(rho)]), persistent=False)
+        self.add_constants(like=self.U.weight)
         self.b = nn.Parameter(torch.zeros(d_model))
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
@@ -81,6 +81,10 @@ class ScoRNN(Mixer):
 
         parameters = self.Z() * self.D, self.b
         return nonlinear_scan(cell, self.U(x), parameters, state=state, reset=reset, mode=self.mode)
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return the diagonal of D."""
+        return {"D": torch.cat([torch.ones(self.d_model - self.rho), -torch.ones(self.rho)])}
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model)."""

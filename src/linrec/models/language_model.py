@@ -24,13 +24,14 @@ from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.segments import SegmentState
+from linrec.restored import RestoredModule
 from linrec.rules import require
 from linrec.trees import Tree
 
 __all__ = ["LanguageModel"]
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(RestoredModule):
     """logits = head(norm(block_L(... block_1(embedding(tokens))))).
 
     Every layer has torch's own initialisation (embedding N(0, 1)), except a tied embedding: it is drawn from

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.errors import unknown
+from linrec.restored import RestoredModule
 
 __all__ = ["Float32Module"]
 
@@ -14,7 +15,7 @@ ModuleT = TypeVar("ModuleT", bound="Float32Module")
 _NAMES = "_linrec_float32"
 
 
-class Float32Module(nn.Module):
+class Float32Module(RestoredModule):
     """Base class of modules with parameters for which half precision is too coarse.
 
     `.bfloat16()`, `.half()` and `.to(dtype)`, of the module or of a model that holds it, leave the tensors

@@ -168,23 +168,32 @@ def check_state_dict(mixer: Mixer, x: Tensor) -> None:
     """Law 7: a second instance that loads the `state_dict` gives the same outputs, bit for bit.
 
     Before loading, all tensors of the second instance are zero, including plain attributes that `state_dict`
-    does not contain.
+    does not contain. Instances on "meta" load the same: with `assign`, and after `to_empty` and with ones in
+    all tensors, since an empty tensor has whatever is in memory.
     """
     y, _ = mixer(x)
     file = io.BytesIO()
     torch.save(mixer.state_dict(), file)
     file.seek(0)
-    twin = copy.deepcopy(mixer)
+    state = torch.load(file, weights_only=True)
+    twin, assigned, emptied = (copy.deepcopy(mixer) for _ in range(3))
     plain = [
         value for module in twin.modules() for value in vars(module).values() if isinstance(value, Tensor)
     ]
+    assigned.to("meta")
+    emptied.to("meta").to_empty(device=x.device)
     with torch.no_grad():
         for tensor in (*twin.state_dict().values(), *plain):
             tensor.zero_()
+        for tensor in (*emptied.parameters(), *emptied.buffers()):
+            tensor.fill_(1)
     if torch.equal(twin(x)[0], y):
         raise AssertionError("the outputs do not depend on the weights in the `state_dict`")
-    twin.load_state_dict(torch.load(file, weights_only=True))
-    torch.testing.assert_close(twin(x)[0], y, rtol=0, atol=0, msg=lambda message: f"after loading: {message}")
+    for loaded, how in ((twin, "after loading"), (assigned, "assigned to meta"), (emptied, "after to_empty")):
+        loaded.load_state_dict(state, assign=loaded is assigned)
+        torch.testing.assert_close(
+            loaded(x)[0], y, rtol=0, atol=0, msg=lambda message, how=how: f"{how}: {message}"
+        )
 
 
 def check_autocast(mixer: Mixer, x: Tensor) -> None:
