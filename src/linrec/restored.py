@@ -1,6 +1,5 @@
 """Modules that restore what no checkpoint holds: constants, and parameters that several modules share."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,7 +69,7 @@ class RestoredModule(nn.Module):
             return self.constants()
 
     def _restore_constants(self, *, loaded: bool = False) -> None:
-        """Compute the constants again, and those that a load has left alone on "meta" where the weights are."""
+        """Compute the constants again; those that a load has left on "meta", where the weights are."""
         weights = [*self.parameters()]
         weight = next((weight for weight in weights if not weight.is_meta), None)
         for name, value in self._computed().items():

@@ -1,12 +1,15 @@
 import copy
 import itertools
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.nn import functional
+from torch.nn.utils import prune
 
 from linrec.generation import fingerprint, generate, pad_prompts, prefill, stream
 from linrec.generation.noise import uniforms
@@ -237,6 +240,74 @@ def test_weights_that_are_cast_once_are_those_of_autocast(name, tied):
     assert all(layer.weight.dtype == torch.bfloat16 for layer in layers) or name in ("hyena", "tnn")
     assert fingerprint(model) == before
     assert len(generate(model, tokens, n_tokens=3, precision="bf16-mixed").tokens[0]) == 3
+
+
+class Adapted(nn.Module):
+    """A layer with another beside it, as of PEFT's LoRA."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.a = layer, nn.Linear(layer.in_features, 2)
+        self.b = nn.Linear(2, layer.out_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def replaced(layer: nn.Linear) -> nn.Linear:
+    """The layer with a `forward` of its own, as of accelerate's hooks."""
+    layer.forward = lambda x: 3 * functional.linear(x, layer.weight)
+    return layer
+
+
+def hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_hook(lambda module, given, y: y + 1)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+        nn.utils.spectral_norm,
+        nn.utils.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.parametrizations.weight_norm,
+        Adapted,
+        replaced,
+        hooked,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_layers_that_compute_more_than_their_class_are_those_of_autocast(change):
+    model, tokens = build("gla", dtype=torch.float32), prompt(length=20)
+    # all layers of one input, and one of others
+    for mixer in (block.mixer for block in model.blocks):
+        for name in ("q", "k", "v", "out"):
+            setattr(mixer, name, change(getattr(mixer, name)))
+    model.head = change(model.head)
+    before = fingerprint(model)
+    cast = with_weights_cast(model, "bf16-mixed")
+    with torch.no_grad(), autocast("bf16-mixed", torch.device("cpu")):
+        expected, found = model(tokens)[0], cast(tokens)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert any(isinstance(module, RowLinear) for module in cast.modules())
+    assert fingerprint(model) == before
+    assert len(generate(model, tokens, n_tokens=3, precision="bf16-mixed").tokens[0]) == 3
+
+
+def test_hooks_are_called_in_every_precision():
+    model, tokens = build("gla", dtype=torch.float32), prompt()
+    called: list[str] = []
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+    counts = []
+    for precision in ("32-true", "bf16-mixed"):
+        called.clear()
+        generate(model, tokens, n_tokens=3, precision=precision)
+        counts.append(Counter(called))
+    assert counts[0] == counts[1]
+    assert counts[0]["blocks.1.mixer.q"] >= 3
 
 
 def test_nothing_is_captured_on_the_cpu():
