@@ -65,6 +65,7 @@ def test_checkpoints_of_2025_have_other_options(tmp_path: Path) -> None:
     [
         ({"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` must be 3 of 'conv', 'full_attention'"),
         ({"model_type": "lfm2_moe"}, "linrec has no mixtures of experts"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "`partial_rotary_factor` is 0.5"),
         ({"conv_L_cache": None}, "has no `conv_L_cache`"),
     ],
 )

@@ -40,6 +40,7 @@ def config(**options: Any) -> Any:
     tiered(
         [{}],
         [
+            {"sliding_window": 3},
             {"head_dim": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
             {
                 "linear_attn_alpha_factor": 3.5,
@@ -94,6 +95,11 @@ def test_a_layer_is_that_of_transformers_and_goes_back(layer: int) -> None:
     ("options", "message"),
     [
         ({"num_local_experts": 8}, "`num_local_experts` is 8; linrec has no mixtures of experts"),
+        ({"sliding_window": 0}, "`sliding_window` must be at least 1; got 0"),
+        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5; linrec supports only 1.0"),
+        ({"rope_parameters": {"full_attention": {}}}, "`rope_parameters` has a table 'full_attention'"),
+        # the message of the model itself
+        ({"rms_norm_eps": 0.0}, "config.json describes a model that linrec cannot build: `norm_eps` must be"),
         ({"mlp_beta_factor": 0.0}, "`mlp_beta_factor` must be above 0; got 0.0"),
         ({"layer_types": ["sliding_attention"] * 4}, "`layer_types` must be 4 of 'linear_attention'"),
     ],

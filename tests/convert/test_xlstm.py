@@ -67,6 +67,7 @@ def folder(tmp_path):
     ("options", "message"),
     [
         ({"use_bias": True}, "`use_bias` is True; linrec supports only False"),
+        ({"eps": 0.3}, "`eps` must be in [0, 0.0001]; got 0.3"),
         ({"weight_mode": "fused"}, "`weight_mode` is 'fused'; linrec supports only 'single'"),
         ({"num_heads": 3}, "`qk_dim_factor` must be a positive multiple of `num_heads` = 3; got 4"),
         ({"v_dim_factor": 0.1}, "`v_dim_factor` must be a positive multiple of `num_heads` = 2; got 0"),

@@ -15,7 +15,8 @@ that name. To support another architecture, write a module with two functions:
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,11 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
     """
     with open_checkpoint(Path(folder)) as (options, tensors):
         architecture = _architecture(options)
-        config = architecture.config(options)
-        weights = layout.read(architecture.layout(options, config), tensors)
-        tensors.check_all_taken()
-        return _model(config, weights)
+        with _naming(options):
+            config = architecture.config(options)
+            weights = layout.read(architecture.layout(options, config), tensors)
+            tensors.check_all_taken()
+            return _model(config, weights)
 
 
 def to_hugging_face(
@@ -166,6 +168,19 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
         weights = layout.read(rwkv_lm.layout(config), tensors)
         tensors.check_all_taken()
         return _model(config, weights)
+
+
+@contextmanager
+def _naming(options: Options) -> Iterator[None]:
+    """Say which file describes a model that linrec refuses to build."""
+    try:
+        yield
+    except ConversionError:
+        raise
+    except ValueError as error:
+        raise ConversionError(
+            f"{options.path} describes a model that linrec cannot build: {error}"
+        ) from error
 
 
 def _check_equal(ours: ModelConfig, theirs: ModelConfig, options: Options) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from linrec.convert.bamba import NAMES, mamba2_arguments
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.decoder import config_of, layout_of
-from linrec.convert.layers import attention, attention_arguments, multiplier, rotary, swiglu
+from linrec.convert.layers import attention, attention_arguments, multiplier, swiglu, whole_rotary
 from linrec.convert.layout import Piece, multiplied, within
 from linrec.convert.mamba2 import mixer
 from linrec.models import ModelConfig
@@ -33,7 +33,7 @@ def config(options: Options) -> ModelConfig:
     options.supported("hidden_act", ("silu", "swish"))
     d_model = options.read("hidden_size", int)
     d_inner = options.read("mamba_d_ssm", int, options.read("mamba_expand", int, 2) * d_model)
-    heads = attention_arguments(options, d_model) | {"rotary_base": rotary(options)["rotary_base"]}
+    heads = attention_arguments(options, d_model) | whole_rotary(options)
     memory = mamba2_arguments(options, d_inner) | {
         "output_bias": options.read("projectors_bias", bool, False),
         "output_norm": "rms" if options.read("mamba_rms_norm", bool, False) else "none",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from linrec.convert.bamba import mamba2_arguments
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.decoder import Names, config_of, layout_of
-from linrec.convert.layers import attention, attention_arguments, check_dense, multiplier, rotary
+from linrec.convert.layers import attention, attention_arguments, check_dense, multiplier, whole_rotary
 from linrec.convert.layout import Part, Piece, multiplied, rows, same
 from linrec.convert.mamba2 import mixer
 from linrec.models import ModelConfig
@@ -42,7 +42,7 @@ def config(options: Options) -> ModelConfig:
     turned = options.read("position_embedding_type", str, "none") == "rope"
     arguments = {
         "attention": attention_arguments(options, d_model)
-        | ({"rotary_base": rotary(options)["rotary_base"]} if turned else {"positions": "none"}),
+        | (whole_rotary(options) if turned else {"positions": "none"}),
         "mamba2": mamba2_arguments(options, options.read("mamba_expand", int) * d_model),
     }
     pattern = _pattern(options, n_layers)

@@ -24,6 +24,7 @@ __all__ = [
     "swiglu",
     "turned",
     "vocabulary",
+    "whole_rotary",
 ]
 
 # names of projections and norms in most models of transformers, by names in linrec
@@ -49,7 +50,7 @@ def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
 
 
 def rotary(options: Options, fraction: float = 1.0) -> dict[str, Any]:
-    """Return the arguments of attention for rotary positions.
+    """Return the arguments of attention for rotary positions of which a share of the channels turn.
 
     Args:
         options: the options; checkpoints before 2026 name the table `rope_scaling`, and have `rope_theta`
@@ -59,11 +60,25 @@ def rotary(options: Options, fraction: float = 1.0) -> dict[str, Any]:
     Raises:
         ConversionError: the positions are scaled, or an option is invalid.
     """
+    share = rotary_table(options).read("partial_rotary_factor", float, fraction)
+    return whole_rotary(options) | {"rotary_fraction": share}
+
+
+def whole_rotary(options: Options, *, refuse_share: bool = False) -> dict[str, Any]:
+    """Return the arguments of attention for rotary positions of which all channels turn.
+
+    Args:
+        options: as for `rotary`.
+        refuse_share: whether a share of the channels that turn is refused; transformers ignores it.
+
+    Raises:
+        ConversionError: the positions are scaled, an option is invalid, or there is a share.
+    """
     named = rotary_table(options)
-    return {
-        "rotary_base": named.read("rope_theta", float, options.read("rope_theta", float, 10_000.0)),
-        "rotary_fraction": named.read("partial_rotary_factor", float, fraction),
-    }
+    if refuse_share:
+        for table in (named, options):
+            table.supported("partial_rotary_factor", (1.0, None))
+    return {"rotary_base": named.read("rope_theta", float, options.read("rope_theta", float, 10_000.0))}
 
 
 def rotary_table(options: Options) -> Options:
@@ -77,6 +92,12 @@ def rotary_table(options: Options) -> Options:
     table = Options(values, options.path)
     for name in ("rope_type", "type"):
         table.supported(name, ("default",), "default")
+    for name, value in values.items():
+        if isinstance(value, dict):
+            raise ConversionError(
+                f"{options.path}: `rope_parameters` has a table {name!r}; linrec supports only one table "
+                "for all layers."
+            )
     return table
 
 

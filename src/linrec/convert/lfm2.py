@@ -14,8 +14,8 @@ from linrec.convert.layers import (
     attention_arguments,
     layer_types,
     linear,
-    rotary,
     swiglu,
+    whole_rotary,
 )
 from linrec.convert.layout import TAPS, Piece, same
 from linrec.models import ModelConfig
@@ -42,7 +42,7 @@ def config(options: Options) -> ModelConfig:
     arguments = {
         "attention": {
             **attention_arguments(options, d_model),
-            **rotary(options),
+            **whole_rotary(options, refuse_share=True),
             "qk_norm": "head",
             "qk_norm_eps": eps,
         },

@@ -19,9 +19,10 @@ from linrec.convert.layers import (
     layer_types,
     linear,
     multiplier,
-    rotary,
+    positive,
     swiglu,
     vocabulary,
+    whole_rotary,
 )
 from linrec.convert.layout import Part, Piece, constants, grouped, multiplied, rows, same, within
 from linrec.models import ModelConfig
@@ -44,12 +45,14 @@ def config(options: Options) -> ModelConfig:
         ConversionError: an option is missing or has an unsupported value, or there are several experts.
     """
     check_dense(options, "num_local_experts", options.read("num_local_experts", int))
+    options.supported("num_experts_per_tok", (1,), 1)
     options.supported("hidden_act", ("silu",))
     pattern = layer_types(options, MIXERS)
     d_model = options.read("hidden_size", int)
     softmax = attention_arguments(options, d_model)
+    window = positive(options, "sliding_window") if "sliding_window" in options else None
     arguments = {
-        "attention": softmax | rotary(options),
+        "attention": softmax | whole_rotary(options, refuse_share=True) | {"window": window},
         "lightning_attention": {
             "n_heads": softmax["n_heads"],
             "d_head": softmax["d_head"],

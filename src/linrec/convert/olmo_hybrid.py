@@ -19,11 +19,11 @@ from linrec.convert.layers import (
     attention_arguments,
     layer_types,
     linear,
-    rotary,
     rotary_table,
     stacked_taps,
     swiglu,
     vocabulary,
+    whole_rotary,
 )
 from linrec.convert.layout import Piece, same, within
 from linrec.convert.qwen3_next import MIXERS, delta_arguments, recurrent
@@ -97,7 +97,7 @@ def _positions(options: Options) -> dict[str, Any]:
     table = rotary_table(options)
     if table.is_null("rope_theta") or ("rope_theta" not in table and options.is_null("rope_theta")):
         return {"positions": "none"}
-    return {"rotary_base": rotary(options)["rotary_base"]}
+    return whole_rotary(options)
 
 
 def _inputs(d_model: int, *, n_heads: int, d_qk: int, d_v: int, conv_size: int, **_: Any) -> Iterator[Piece]:

@@ -2,9 +2,9 @@
 
 transformers ignores `add_out_norm` and `tie_word_embeddings`: its models always have the last norm and an
 untied head. If `num_blocks` and `num_hidden_layers` differ, the model has `num_blocks` blocks. Kernels,
-chunks, `mode` and the dtypes of states affect precision and speed only. So does `eps`, which is added to a
-denominator before a norm. The authors' own configuration of the 7B model has `embedding_dim` and `num_blocks`
-instead of `hidden_size` and `num_hidden_layers`. Its first version had no `weight_mode` either.
+chunks, `mode` and the dtypes of states affect precision and speed only. So does a small `eps`, which is added
+to a denominator before a norm. The authors' own configuration of the 7B model has `embedding_dim` and
+`num_blocks` instead of `hidden_size` and `num_hidden_layers`. Its first version had no `weight_mode` either.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,8 @@ from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
 
+# added to denominators, which a norm follows; linrec adds nothing
+LARGEST_EPS = 1e-4
 SWIGLU = {"gate": "proj_up_gate", "up": "proj_up", "down": "proj_down"}
 
 
@@ -27,6 +29,9 @@ def config(options: Options) -> ModelConfig:
     """
     options.supported("use_bias", (False,), False)
     options.supported("weight_mode", ("single",), "single")
+    eps = options.read("eps", float, 1e-6)
+    if not 0 <= eps <= LARGEST_EPS:
+        raise ConversionError(f"{options.path}: `eps` must be in [0, {LARGEST_EPS}]; got {eps}.")
     d_model = options.read("hidden_size" if "hidden_size" in options else "embedding_dim", int)
     n_heads = options.read("num_heads", int)
     widths = {}
