@@ -1,13 +1,14 @@
 """Mamba, as in `MambaForCausalLM` of transformers.
 
-`residual_in_fp32` affects precision only, `use_mambapy` and `use_associative_scan` affect speed only. Apart
-from the rank, the `time_step_` options only affect initialisation.
+The width of the layers is `intermediate_size`, or without it `expand` times `hidden_size`. `residual_in_fp32`
+affects precision only, `use_mambapy` and `use_associative_scan` affect speed only. Apart from the rank, the
+`time_step_` options only affect initialisation.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from linrec.convert.checkpoint import Options
+from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.layers import linear
 from linrec.convert.layout import TAPS, Piece, same
 from linrec.convert.mamba2 import backbone
@@ -23,13 +24,20 @@ def config(options: Options) -> ModelConfig:
         ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("hidden_act", ("silu", "swish"))
+    d_model = options.read("hidden_size", int)
+    d_inner = options.read("intermediate_size", int, options.read("expand", int) * d_model)
+    if d_model < 1 or d_inner % d_model:
+        raise ConversionError(
+            f"{options.path}: `intermediate_size` must be a multiple of `hidden_size` = {d_model}; got "
+            f"{d_inner}."
+        )
     return ModelConfig(
         vocab_size=options.read("vocab_size", int),
-        d_model=options.read("hidden_size", int),
+        d_model=d_model,
         n_layers=options.read("num_hidden_layers", int),
         mixer="mamba",
         mixer_args={
-            "expand": options.read("expand", int),
+            "expand": d_inner // d_model,
             "d_state": options.read("state_size", int),
             "dt_rank": options.read("time_step_rank", int),
             "conv_size": options.read("conv_kernel", int),

@@ -50,6 +50,7 @@ def config(options: Options) -> ModelConfig:
         },
         "attention": {
             "n_heads": n_heads,
+            "d_head": options.read("head_dim", int, d_model // n_heads),
             "kv_heads": options.read("num_key_value_heads", int, n_heads),
             "bias": options.read("attention_bias", bool, False),
             "output_bias": True,
