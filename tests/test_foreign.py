@@ -100,22 +100,42 @@ COMMANDS = [
     ["report", "run"],
     ["train", "--resume", "run"],
 ]
+FURTHER = [
+    ["publish", "run", "published"],
+    ["report", "run", "--collect", "--out", "table"],
+    ["convert", "run", "--out", "converted"],
+    [
+        *("train", "lm", "--init-from", "run", "--data.path", "foreign_code.py", "--data.length", "8"),
+        *("--loop.steps", "1", "--loop.batch-size", "2", "--optim.warmup-steps", "0", "--loop.device", "cpu", "--data.cache", "cache"),
+    ],
+]
+
+
+# where a configuration names a mixer by an import path
+NAMED: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "second": {"mixer": ["min_gru", MINE], "mixer_args": {}, "n_layers": 2},
+    "in an argument": {"mixer": "block_state", "mixer_args": {"ssm": MINE}},
+    "in an argument of the second": {
+        "mixer": ["min_gru", "block_state"],
+        "mixer_args": {"block_state": {"ssm": "block_state", "ssm_args": {"ssm": MINE}}},
+        "n_layers": 2,
+    },
+}
 
 
 @thorough
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-@pytest.mark.parametrize("pattern", [False, True])
+@pytest.mark.parametrize("words", [*COMMANDS, *FURTHER], ids=lambda words: words[0])
+@pytest.mark.parametrize("named", NAMED)
 def test_code_of_others_runs_only_where_it_is_trusted(
-    words: list[str], pattern: bool, foreign: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], named: str, foreign: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if pattern:
-        # named second, and with arguments under its name
-        hybrid = {"mixer": ["min_gru", MINE], "mixer_args": {}, "n_layers": 2}
-        edit(foreign, lambda config: config["model"].update(hybrid))
+    edit(foreign, lambda config: config["model"].update(NAMED[named]))
     said = complaint(words, 2, capsys)
     assert f"run/config.json: the mixer '{MINE}' is code outside of linrec" in said and "--trust-code" in said
     assert not Path("ran").exists()
-    if not pattern:
+    # the weights are of a model with one mixer
+    if named == "alone":
         assert main([*words, "--trust-code"]) == 0
         assert Path("ran").exists()
 
@@ -410,8 +430,6 @@ def test_an_allocation_that_really_fails_is_one_line(
     words = ["train", "memory-horizon-demo", "--loop.device", "cpu", "--out", str(tmp_path / "run")]
     said = complaint([*words, "--model.d-model", str(10**6)], 1, capsys)
     assert "memory ran out" in said and "--model.d-model" in said
-    said = complaint([*words, "--model.d-model", str(10**12)], 1, capsys)
-    assert "memory ran out" in said
 
 
 def test_other_errors_are_bugs_and_keep_their_traceback(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,8 +568,9 @@ NUMBERS = [
     (["--loop.steps", "1" + "0" * 30], "`loop.steps` must be an integer of 64 bits"),
     (["--loop.seed", "1" + "0" * 30], "`loop.seed` must be an integer of 64 bits"),
     (["--task.length", "1" + "0" * 30], "`task.length` must be an integer of 64 bits"),
-    (["--task.max-number", "1" + "0" * 30], "`task.max_number` must be an integer of 64 bits"),
-    (["--model.d-model", "1" + "0" * 30], "`model.d_model` must be an integer of 64 bits"),
+    (["--task.max-number", "1" + "0" * 30], "`vocab_size` must be at least 1 and at most 2,147,483,648"),
+    (["--model.d-model", "1" + "0" * 30], "`d_model` must be at least 1 and at most 1,048,576"),
+    (["--model.n-layers", "1000000000"], "`n_layers` must be at least 1 and at most 10,000"),
     (["--model.mixer-args.gate-bias-init", "nan"], "`model.mixer_args.gate_bias_init` must be a number"),
     (
         ["--model.mixer", "s4d", "--model.mixer-args.dt-min", "nan"],

@@ -14,7 +14,25 @@ from typing import Any, TypeAlias, get_args
 
 from linrec.errors import unknown
 
-__all__ = ["at_least", "choice", "divisor", "positive", "require", "span"]
+__all__ = [
+    "COUNT",
+    "at_least",
+    "at_most",
+    "check_numbers",
+    "choice",
+    "divisor",
+    "named_values",
+    "positive",
+    "require",
+    "span",
+]
+
+COUNT = 10_000
+"""The largest number of layers, or of other parts that a model makes or runs one after another."""
+DEPTH = 32
+"""The levels of objects and lists that a configuration may have."""
+LARGEST = 3.4028234663852886e38
+"""The largest finite float32 number."""
 
 # a run-time checker of annotations does not accept an int as a float
 Number: TypeAlias = int | float
@@ -58,6 +76,29 @@ def at_least(least: Number, *, cure: str = "", or_none: bool = False, **given: A
         if value is None or not least <= value < math.inf:
             expected = f"at least {least}" + (" and finite" if value == math.inf else "")
             raise _error(name, expected, value, cure)
+
+
+def at_most(most: int, *, or_none: bool = False, **given: Any) -> None:
+    """Raise ValueError unless every argument is at least 1 and at most `most`.
+
+    A configuration may be a file of others. The limit refuses loops that would run for days, and tensors that
+    fit into no memory, before the first part is made.
+
+    Args:
+        most: the largest allowed number.
+        or_none: whether None is allowed.
+        given: the arguments by name.
+
+    Raises:
+        ValueError: an argument is below 1, above `most`, or NaN.
+
+    Example:
+        >>> at_most(COUNT, n_layers=12)
+    """
+    for name, value in _numbers(given, or_none):
+        if value is None or not 1 <= value <= most:
+            least = value is None or not value > most
+            raise _error(name, f"at least 1{'' if least else f' and at most {most:,}'}", value, "")
 
 
 def positive(*, cure: str = "", or_none: bool = False, **given: Any) -> None:
@@ -131,6 +172,54 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ValueError(message)
+
+
+def check_numbers(values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless all integers fit into 64 bits, and all other numbers into float32.
+
+    Args:
+        values: nested dictionaries, lists and tuples of any values.
+
+    Raises:
+        ValueError: a number is too large, infinite or NaN, or the values are nested too deeply.
+
+    Example:
+        >>> check_numbers({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}})
+    """
+    for name, number in named_values(values):
+        if isinstance(number, int) and number.bit_length() > 63:
+            raise ValueError(
+                f"`{name}` must be an integer of 64 bits, at most {2**63 - 1:,}; got "
+                f"{number.bit_length() + 1} bits."
+            )
+        if isinstance(number, float) and math.isnan(number):
+            raise ValueError(f"`{name}` must be a number; got nan.")
+        if isinstance(number, float) and not abs(number) <= LARGEST:
+            raise ValueError(
+                f"`{name}` must be at most {LARGEST:.4g} in magnitude, to fit into float32; got {number}."
+            )
+
+
+def named_values(values: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every leaf of nested dictionaries, lists and tuples.
+
+    Raises:
+        ValueError: the values are nested too deeply.
+
+    Example:
+        >>> [*named_values({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}})]
+        [('optim.lr', 0.1), ('optim.betas', 0.9), ('optim.betas', 0.95)]
+    """
+    if depth > DEPTH:
+        raise ValueError(f"`{name}` must be nested at most {DEPTH} levels deep; got more levels.")
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from named_values(value, f"{name}.{key}" if name else str(key), depth + 1)
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from named_values(value, name, depth + 1)
+    else:
+        yield name, values
 
 
 def _numbers(given: Mapping[str, Any], or_none: bool) -> Iterator[tuple[str, Any]]:

@@ -47,7 +47,7 @@ def run_job(folder: Path) -> str:
         # trusted, because the user named the mixer in the command that wrote job.json
         config = config_from_dict(job["config"], trust_code=True)
         if resume:
-            config = load_run(run, trust_code=config.model.mixer_pattern).config
+            config = load_run(run, trust_code=config.model.import_paths).config
         result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
         for split, scores in (("validation", result.validation), ("test", result.test)):
             if not math.isfinite(scores.get("loss", 0.0)):

@@ -21,7 +21,7 @@ def run(words: list[str]) -> int:
     with one_line_errors():
         if options.like is not None:
             return _back(options, options.like)
-        start = open_start(options.checkpoint)
+        start = open_start(options.checkpoint, trust_code=options.trust_code)
         tokenizer = tokenizer_for(start, options.tokenizer)
         write_converted(start, options.out, tokenizer, length=options.length, command=command)
     return _done(start.model, options.out)
@@ -29,7 +29,7 @@ def run(words: list[str]) -> int:
 
 def _back(options: ConvertOptions, like: Path) -> int:
     """Write the model of a run in the layout of a checkpoint."""
-    model = load_run(options.checkpoint).model()
+    model = load_run(options.checkpoint, trust_code=options.trust_code).model()
     try:
         to_hugging_face(model, options.out, like=like)
     except ConversionError as error:

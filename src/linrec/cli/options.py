@@ -247,6 +247,7 @@ class ConvertOptions:
         length: tokens of context that the model was trained for.
         like: the checkpoint folder that the run was converted from; its config.json and its tokenizer are
             copied.
+        trust_code: allow running the code of a mixer that a run names by an import path.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -254,6 +255,7 @@ class ConvertOptions:
     tokenizer: str | None = None
     length: int = 2048
     like: Path | None = None
+    trust_code: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The configuration of a linrec model as transformers stores it."""
 
 import dataclasses
+import sys
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from linrec.errors import UntrustedCodeError
 from linrec.hf.cache import CACHE
 from linrec.models import ModelConfig
+from linrec.rules import check_numbers
 
 __all__ = ["LinrecConfig"]
 
@@ -43,6 +46,7 @@ class LinrecConfig(PreTrainedConfig):
         tuned_state: bool = False,
         **kwargs: Any,
     ) -> None:
+        check_numbers({"model": model})
         config = ModelConfig(**model)
         self.model = dataclasses.asdict(config)
         self.vocab_size, self.hidden_size = config.vocab_size, config.d_model
@@ -55,10 +59,23 @@ class LinrecConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def model_config(self) -> ModelConfig:
-        """Return the configuration of linrec's model."""
+        """Return the configuration of linrec's model.
+
+        Raises:
+            UntrustedCodeError: the configuration names a mixer by an import path, at any depth, whose module
+                is not imported yet.
+        """
         fields: dict[str, Any] = {
             # JSON has no tuples
             name: tuple(value) if isinstance(value, list) else value
             for name, value in self.model.items()
         }
-        return ModelConfig(**fields)
+        config = ModelConfig(**fields)
+        for name in sorted(config.import_paths):
+            module = name.partition(":")[0]
+            if module not in sys.modules:
+                raise UntrustedCodeError(
+                    f"the configuration names the mixer {name!r}, which is code outside of linrec. Import "
+                    f"{module} first if you trust it."
+                )
+        return config

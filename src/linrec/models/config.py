@@ -10,9 +10,14 @@ from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
 from linrec.nn.norms import Norm
 from linrec.nn.segments import Detach, check_detach
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import COUNT, at_least, at_most, choice, named_values, positive, require
 
-__all__ = ["MemoryConfig", "ModelConfig", "StackConfig"]
+__all__ = ["MemoryConfig", "ModelConfig", "StackConfig", "check_sizes"]
+
+LIMITS = {"n_layers": COUNT, "d_channel_mixing": 2**24, "vocab_size": 2**31, "n_outputs": 2**31}
+"""The largest sizes of a model."""
+WIDEST = 2**20
+"""The largest size that `LIMITS` does not name, such as `d_model`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +74,7 @@ class StackConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layers", "d_channel_mixing"):
-            at_least_one(name, getattr(self, name))
+        check_sizes(self, "d_model", "n_layers", "d_channel_mixing")
         if not self.norm_eps > 0:
             raise ValueError(f"`norm_eps` must be above 0; got {self.norm_eps}.")
         if not 0 <= self.dropout < 1:
@@ -90,6 +94,16 @@ class StackConfig:
     def mixer_pattern(self) -> tuple[str, ...]:
         """Names of the mixers that repeat over depth; a single name if all blocks use the same mixer."""
         return (self.mixer,) if isinstance(self.mixer, str) else self.mixer
+
+    @property
+    def import_paths(self) -> set[str]:
+        """The import paths, such as "my_package.my_module:MyMixer", that building the model would import.
+
+        A mixer may name another mixer in its arguments, so every text in `mixer` and `mixer_args` with a
+        colon counts.
+        """
+        named = named_values({"mixer": self.mixer, "mixer_args": self.mixer_args})
+        return {value for _, value in named if isinstance(value, str) and ":" in value}
 
     def mixer_of(self, layer: int) -> tuple[str, dict[str, Any]]:
         """Return the name and the keyword arguments of the time mixer of block `layer`, counted from 0."""
@@ -114,10 +128,10 @@ class StackConfig:
         return self.norm_position
 
 
-def at_least_one(name: str, number: int) -> None:
-    """Refuse a size below 1."""
-    if number < 1:
-        raise ValueError(f"`{name}` must be at least 1; got {number}.")
+def check_sizes(config: StackConfig, *names: str) -> None:
+    """Refuse sizes below 1, and sizes above `LIMITS` or `WIDEST`; a size of None is not checked."""
+    for name in names:
+        at_most(LIMITS.get(name, WIDEST), **{name: getattr(config, name)}, or_none=True)
 
 
 MemoryKind: TypeAlias = Literal["none", "recurrent_memory", "enhanced_recurrence", "memformer"]
@@ -251,11 +265,12 @@ class ModelConfig(StackConfig):
         if isinstance(self.memory, dict):
             # JSON stores it as an object
             object.__setattr__(self, "memory", MemoryConfig(**self.memory))
-        at_least_one("vocab_size", self.vocab_size)
+        check_sizes(self, "vocab_size")
         if self.n_outputs is not None and self.n_outputs < 1:
             raise ValueError(
                 f"`n_outputs` must be at least 1, or None for `vocab_size`; got {self.n_outputs}."
             )
+        check_sizes(self, "n_outputs")
         if self.embedding_scale is not None and not self.embedding_scale > 0:
             raise ValueError(f"`embedding_scale` must be above 0, or None; got {self.embedding_scale}.")
         if self.logit_cap is not None and not self.logit_cap > 0:

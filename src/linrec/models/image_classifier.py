@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer
-from linrec.models.config import StackConfig, at_least_one
+from linrec.models.config import StackConfig, check_sizes
 from linrec.models.directions import Combine
 from linrec.models.image_scan import ImageDirection, ImageScan, check_directions
 from linrec.models.s4nd import S4ND
@@ -54,8 +54,7 @@ class ImageClassifierConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_outputs", "patch_size", "n_channels"):
-            at_least_one(name, getattr(self, name))
+        check_sizes(self, "n_outputs", "patch_size", "n_channels")
         # JSON stores tuples as lists
         object.__setattr__(self, "directions", tuple(self.directions))
         if self.unshared is not None:

@@ -35,7 +35,7 @@ def settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tupl
     for name in pattern:
         if not isinstance(name, str):
             raise TypeError(
-                f"`{field}` must be a name or a tuple of names; got {name!r} in {pattern}. Pass strings."
+                f"`{field}` must be a name or a tuple of names; got {str(name)[:80]!r}. Pass strings."
             )
     if not 1 <= len(pattern) <= n_layers:
         raise ValueError(

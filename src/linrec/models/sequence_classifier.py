@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.models.bidirectional import Bidirectional
-from linrec.models.config import StackConfig, at_least_one
+from linrec.models.config import StackConfig, check_sizes
 from linrec.models.directions import Combine
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.embedding import Embedding
@@ -64,15 +64,12 @@ class SequenceClassifierConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one("n_outputs", self.n_outputs)
+        check_sizes(self, "n_outputs", "vocab_size", "n_features")
         if (self.vocab_size is None) == (self.n_features is None):
             raise ValueError(
                 "Give either `vocab_size`, for tokens, or `n_features`, for real numbers; got "
                 f"{self.vocab_size} and {self.n_features}."
             )
-        for name in ("vocab_size", "n_features"):
-            if getattr(self, name) is not None:
-                at_least_one(name, getattr(self, name))
         if self.pooling not in ("mean", "last", "none"):
             raise unknown("`pooling`", self.pooling, ["mean", "last", "none"])
         if self.pairs and self.pooling == "none":

@@ -91,7 +91,7 @@ def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]
     """Compare arms as `group_runs` makes them; arguments, result and errors are those of `compare_runs`."""
     known: dict[str, list[float]] = {}
     # the runs name these mixers too, and the caller trusts them
-    trusted = {mixer for arm in arms for mixer in arm.runs[0].config.model.mixer_pattern}
+    trusted = {path for arm in arms for path in arm.runs[0].config.model.import_paths}
     for file in baseline:
         for key, score in _scores(Path(file), trusted):
             known.setdefault(key, []).append(score)

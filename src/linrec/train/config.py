@@ -1,23 +1,19 @@
 """The configuration of a run: frozen dataclasses that convert to JSON and back without loss."""
 
 import dataclasses
-import math
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from linrec import tasks
 from linrec.errors import ConfigError, UntrustedCodeError, unknown
-from linrec.models import ModelConfig, SequenceClassifierConfig
+from linrec.models import ModelConfig, SequenceClassifierConfig, StackConfig
 from linrec.models.arguments import complete_mixer_args, mixer_parameters
-from linrec.rules import at_least, positive
+from linrec.rules import at_least, check_numbers, positive
 from linrec.tasks import LanguageModeling, PairedTask, Task
 from linrec.train.field_types import check_types
-
-LARGEST = 3.4028234663852886e38
-"""The largest finite float32 number."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +210,7 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
+        check_numbers(dataclasses.asdict(self))
         if self.optim.name == "muon" and self.loop.strategy == "fsdp":
             raise ConfigError(
                 "Muon needs whole matrices, but `loop.strategy` fsdp shards them over the processes; pass "
@@ -258,7 +255,6 @@ class TrainConfig:
         )
         # the documented way for a frozen dataclass to derive its own fields
         object.__setattr__(self, "model", completed)
-        _check_numbers(flattened(dataclasses.asdict(self)))
 
 
 def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
@@ -327,8 +323,9 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         task = task_type(**_checked(task_type, values, "task."))
         shape = model_type(task)
         model = shape(**_checked(shape, fields["model"], "model."))
-        _check_trusted(model.mixer_pattern, trust_code)
-        for mixer, arguments in map(model.mixer_of, range(len(model.mixer_pattern))):
+        _check_trusted(model, trust_code)
+        for mixer in dict.fromkeys(model.mixer_pattern):
+            arguments = model.mixer_args if isinstance(model.mixer, str) else model.mixer_args.get(mixer, {})
             hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
             check_types(hints, arguments, f"{mixer}.")
         return TrainConfig(
@@ -353,9 +350,9 @@ def _checked(kind: type, values: dict[str, Any], section: str) -> dict[str, Any]
     return values
 
 
-def _check_trusted(mixers: Sequence[str], trust_code: bool | Collection[str]) -> None:
-    for name in mixers:
-        if ":" in name and trust_code is not True and (trust_code is False or name not in trust_code):
+def _check_trusted(model: StackConfig, trust_code: bool | Collection[str]) -> None:
+    for name in sorted(model.import_paths):
+        if trust_code is not True and (trust_code is False or name not in trust_code):
             raise UntrustedCodeError(
                 f"the mixer {name!r} is code outside of linrec, and loading the configuration would run it. "
                 "Pass --trust-code, or `trust_code=True` in Python, if you trust the code and the folder."
@@ -394,20 +391,3 @@ def _lists_to_tuples(value: Any) -> Any:
 def _fields(config: object, *names: str) -> dict[str, Any]:
     """Return fields by name, as keyword arguments for the checks of `linrec.rules`."""
     return {name: getattr(config, name) for name in names}
-
-
-def _check_numbers(values: Mapping[str, Any]) -> None:
-    """Check that integers fit into 64 bits and floats into float32; `values` has dotted names."""
-    for name, value in values.items():
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int) and number.bit_length() > 63:
-                raise ValueError(
-                    f"`{name}` must be an integer of 64 bits, at most {2**63 - 1:,}; got "
-                    f"{number.bit_length() + 1} bits."
-                )
-            if isinstance(number, float) and math.isnan(number):
-                raise ValueError(f"`{name}` must be a number; got nan.")
-            if isinstance(number, float) and LARGEST < abs(number) < math.inf:
-                raise ValueError(
-                    f"`{name}` must be at most {LARGEST:.4g} in magnitude, to fit into float32; got {number}."
-                )

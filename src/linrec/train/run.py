@@ -13,17 +13,23 @@
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 
 from linrec.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError, nearest
 from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason, write_text
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
+from linrec.models import (
+    LanguageModel,
+    ModelConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    StackConfig,
+)
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.text import read_tokenizer
 from linrec.train.checkpoint import (
@@ -44,6 +50,7 @@ CONFIG = "config.json"
 RESULT = "result.json"
 # files that a new run must not replace
 VALUABLE = (RESULT, CURRENT, PREVIOUS, DAMAGED, BEST)
+C, M = TypeVar("C", bound=StackConfig), TypeVar("M", bound=torch.nn.Module)
 # files left behind by a run that failed before writing its configuration
 LEFT_BEHIND = {LOCK, partial_of(Path(CONFIG)).name}
 
@@ -86,25 +93,28 @@ class Run:
         """
         if not isinstance(self.config.model, ModelConfig):
             raise ConfigError(f"{self.path} is a sequence classifier, not a language model.")
-        model = LanguageModel(self.config.model)
-        self._load_weights(model)
-        return model.to(device).eval()
+        return self._loaded(LanguageModel, self.config.model).to(device).eval()
 
     def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
         """Return the model of a run that trained a classifier; see `model` for arguments and errors."""
         if not isinstance(self.config.model, SequenceClassifierConfig):
             raise ConfigError(f"{self.path} is a language model, not a sequence classifier.")
-        model = SequenceClassifier(self.config.model)
-        self._load_weights(model)
-        return model.to(device).eval()
+        return self._loaded(SequenceClassifier, self.config.model).to(device).eval()
 
-    def _load_weights(self, model: torch.nn.Module) -> None:
+    def _loaded(self, kind: Callable[[C], M], config: C) -> M:
         best = load_best(self.path) if self.config.loop.keep == "best" else None
         checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet; train it until its first checkpoint.")
+        if not config.import_paths:
+            # refuses a model that is larger than its weights before memory is allocated; mixers of users may
+            # read values of parameters, which the meta device does not have
+            with torch.device("meta"):
+                check_weights(checkpoint, kind(config), self.path)
+        model = kind(config)
         check_weights(checkpoint, model, self.path)
         model.load_state_dict(checkpoint.part("model."))
+        return model
 
 
 # types of the fields of config.json, beside the configuration, that readers rely on
@@ -250,7 +260,7 @@ def open_run_folder(
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
         # the mixers of `config` are trusted, because the caller has already imported them
-        run = load_run(folder, trust_code=config.model.mixer_pattern)
+        run = load_run(folder, trust_code=config.model.import_paths)
         held.enter_context(lock_run_folder(folder))
         changed = differences(run.config, config)
         # the strategy may change, because the number of processes may change
