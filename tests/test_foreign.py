@@ -106,7 +106,8 @@ FURTHER = [
     ["convert", "run", "--out", "converted"],
     [
         *("train", "lm", "--init-from", "run", "--data.path", "foreign_code.py", "--data.length", "8"),
-        *("--loop.steps", "1", "--loop.batch-size", "2", "--optim.warmup-steps", "0", "--loop.device", "cpu", "--data.cache", "cache"),
+        *("--loop.steps", "1", "--loop.batch-size", "2", "--optim.warmup-steps", "0"),
+        *("--loop.device", "cpu", "--data.cache", "cache"),
     ],
 ]
 

@@ -17,7 +17,6 @@ from linrec.errors import unknown
 __all__ = [
     "COUNT",
     "at_least",
-    "at_most",
     "check_numbers",
     "choice",
     "divisor",
@@ -57,48 +56,33 @@ def choice(options: Any, **given: object) -> None:
             raise unknown(f"`{name}`", value, names)
 
 
-def at_least(least: Number, *, cure: str = "", or_none: bool = False, **given: Any) -> None:
-    """Raise ValueError unless every argument is finite and at least `least`.
+def at_least(
+    least: Number, *, most: Number = math.inf, cure: str = "", or_none: bool = False, **given: Any
+) -> None:
+    """Raise ValueError unless every argument is finite, at least `least` and at most `most`.
 
     Args:
         least: the smallest allowed number.
+        most: the largest allowed number. A configuration may be a file of others, so sizes and numbers of
+            parts have a limit that is checked before the first part is made.
         cure: a sentence for the error, such as the paper's value.
         or_none: whether None is allowed.
         given: the arguments by name.
 
     Raises:
-        ValueError: an argument is smaller, infinite or NaN.
+        ValueError: an argument is smaller, larger, infinite or NaN.
 
     Example:
         >>> at_least(1, d_state=16, rank=None, or_none=True)
     """
     for name, value in _numbers(given, or_none):
-        if value is None or not least <= value < math.inf:
-            expected = f"at least {least}" + (" and finite" if value == math.inf else "")
+        if value is None or not least <= value <= most or value == math.inf:
+            expected = f"at least {least}"
+            if value is not None and value > most:
+                expected += f" and at most {most:,}"
+            elif value == math.inf:
+                expected += " and finite"
             raise _error(name, expected, value, cure)
-
-
-def at_most(most: int, *, or_none: bool = False, **given: Any) -> None:
-    """Raise ValueError unless every argument is at least 1 and at most `most`.
-
-    A configuration may be a file of others. The limit refuses loops that would run for days, and tensors that
-    fit into no memory, before the first part is made.
-
-    Args:
-        most: the largest allowed number.
-        or_none: whether None is allowed.
-        given: the arguments by name.
-
-    Raises:
-        ValueError: an argument is below 1, above `most`, or NaN.
-
-    Example:
-        >>> at_most(COUNT, n_layers=12)
-    """
-    for name, value in _numbers(given, or_none):
-        if value is None or not 1 <= value <= most:
-            least = value is None or not value > most
-            raise _error(name, f"at least 1{'' if least else f' and at most {most:,}'}", value, "")
 
 
 def positive(*, cure: str = "", or_none: bool = False, **given: Any) -> None:
@@ -175,13 +159,13 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all integers fit into 64 bits, and all other numbers into float32.
+    """Raise ValueError unless all integers fit into 64 bits, and all finite numbers into float32.
 
     Args:
         values: nested dictionaries, lists and tuples of any values.
 
     Raises:
-        ValueError: a number is too large, infinite or NaN, or the values are nested too deeply.
+        ValueError: a number is too large or NaN, or the values are nested too deeply.
 
     Example:
         >>> check_numbers({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}})
@@ -194,7 +178,8 @@ def check_numbers(values: Mapping[str, Any]) -> None:
             )
         if isinstance(number, float) and math.isnan(number):
             raise ValueError(f"`{name}` must be a number; got nan.")
-        if isinstance(number, float) and not abs(number) <= LARGEST:
+        # mixers have infinite limits that do not limit
+        if isinstance(number, float) and LARGEST < abs(number) < math.inf:
             raise ValueError(
                 f"`{name}` must be at most {LARGEST:.4g} in magnitude, to fit into float32; got {number}."
             )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from linrec.errors import nearest
 from linrec.files import creating, read_json, reason
+from linrec.rules import COUNT
 
 __all__ = [
     "ANY",
@@ -31,6 +32,8 @@ CONFIG = "config.json"
 # a single file, or an index of several files; the first that exists is read
 WHOLE, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
+# options that are the number of layers, and the largest value of other integers
+LAYERS, LARGEST = ("num_hidden_layers", "n_layer", "num_blocks"), 2**31
 # a size that config.json does not imply
 ANY = -1
 # suffixes of files that hold tensors
@@ -76,7 +79,7 @@ class Options:
                 omits options that have the same value in all of its models, and writes an architecture's own.
 
         Raises:
-            ConversionError: the option is missing, or has the wrong type.
+            ConversionError: the option is missing, has the wrong type, or is too large.
         """
         value = self._values.get(name)
         value = default if value is None else value
@@ -86,7 +89,12 @@ class Options:
             value = float(value)
         # not isinstance: a Python bool is also an int
         if type(value) is not kind:
-            raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {value!r}.")
+            got = repr(value)[:80]
+            raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {got}.")
+        many = len(value) if isinstance(value, list) else value if name in LAYERS else 0
+        if many > COUNT or (kind is int and value > LARGEST):
+            most = COUNT if many else LARGEST
+            raise ConversionError(f"{self.path}: `{name}` must be at most {most:,}; got {many or value:,}.")
         return value
 
     def supported(self, name: str, choices: Sequence[Any], default: Any = None) -> Any:

@@ -85,6 +85,6 @@ def _pattern(options: Options, n_layers: int) -> tuple[str, ...]:
     if len(types) != n_layers or not set(types) <= _MIXERS.keys():
         raise ConversionError(
             f"{options.path}: `{name}` must be a list of 'mamba' and 'attention' for {n_layers} layers; "
-            f"got {types}."
+            f"got {str(types)[:80]}."
         )
     return tuple(_MIXERS[kind] for kind in types)

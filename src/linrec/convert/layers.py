@@ -116,7 +116,8 @@ def layer_types(options: Options, names: Mapping[str, str], default: Sequence[st
     n_layers = options.read("num_hidden_layers", int)
     if len(types) != n_layers or not set(types) <= names.keys():
         raise ConversionError(
-            f"{options.path}: `layer_types` must be {n_layers} of {', '.join(map(repr, names))}; got {types}."
+            f"{options.path}: `layer_types` must be {n_layers} of {', '.join(map(repr, names))}; "
+            f"got {str(types)[:80]}."
         )
     return tuple(names[kind] for kind in types)
 

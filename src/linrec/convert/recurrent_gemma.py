@@ -98,7 +98,8 @@ def _pattern(options: Options) -> tuple[str, ...]:
     unknown = [kind for kind in types if kind not in _MIXERS]
     if unknown or not types:
         raise ConversionError(
-            f"{options.path}: `block_types` must be a list of 'recurrent' and 'attention'; got {types}."
+            f"{options.path}: `block_types` must be a list of 'recurrent' and 'attention'; "
+            f"got {str(types)[:80]}."
         )
     return tuple(_MIXERS[kind] for kind in types)
 

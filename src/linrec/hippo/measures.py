@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from linrec.errors import unknown
+from linrec.rules import COUNT, at_least
 
 __all__ = ["MEASURES", "Measure", "StateSpace", "matrices"]
 
@@ -84,11 +85,12 @@ def low_rank(measure: Measure, N: int) -> Float[Tensor, "N rank"]:
 
 
 def check(measure: str, N: int) -> None:
-    """Raise if the measure is unknown or N is below 1."""
+    """Raise if the measure is unknown, N is below 1, or the matrices are too large to decompose."""
     if measure not in _MATRICES:
         raise unknown("HiPPO measure", measure, MEASURES)
     if N < 1:
         raise ValueError(f"`N` must be at least 1 coefficient; got {N}.")
+    at_least(1, most=COUNT, N=N)
 
 
 def _legs(N: int) -> StateSpace:

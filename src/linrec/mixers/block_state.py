@@ -28,7 +28,7 @@ from linrec.nn.position_bias import BucketPositions, make_bucket_bias
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.segments import SegmentState, Sight
-from linrec.rules import at_least, choice
+from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["BlockState", "BlockStateState"]
 
@@ -127,7 +127,7 @@ class BlockState(SegmentMixer):
     ) -> None:
         super().__init__(d_model, segment_length=segment_length, dropout=dropout)
         choice(Integration, integration=integration)
-        at_least(1, n_states=n_states, or_none=True)
+        at_least(1, most=COUNT, n_states=n_states, or_none=True)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.sliding, self.by_filters = sliding, integration == "multi_filter"
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states

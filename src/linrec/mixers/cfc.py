@@ -27,7 +27,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice
+from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["CfC"]
 
@@ -92,7 +92,8 @@ class CfC(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        at_least(1, d_backbone=d_backbone, n_layers=n_layers)
+        at_least(1, d_backbone=d_backbone)
+        at_least(1, most=COUNT, n_layers=n_layers)
         choice(Variant, variant=variant)
         choice(Activation, activation=activation)
         nonlinear_scan.operator.check_mode(mode)

@@ -27,7 +27,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.modrelu import complex_modrelu, modrelu
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice, require
+from linrec.rules import COUNT, at_least, choice, require
 
 __all__ = ["EURNN"]
 
@@ -91,7 +91,7 @@ class EURNN(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Style, style=style)
-        at_least(1, capacity=capacity, or_none=True, cure="None is 2.")
+        at_least(1, most=COUNT, capacity=capacity, or_none=True, cure="None is 2.")
         require(
             style == "tunable" or (d_model > 1 and d_model & (d_model - 1) == 0),
             f"`d_model` must be a power of 2 above 1 in the FFT style; got {d_model}. Other widths have "

@@ -31,7 +31,7 @@ from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.steps import softplus, step_bias
 from linrec.ops import inspection
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import at_least, choice, positive
+from linrec.rules import COUNT, at_least, choice, positive
 
 __all__ = ["GatedDeltaProduct"]
 
@@ -124,7 +124,7 @@ class GatedDeltaProduct(Mixer):
         super().__init__(d_model)
         choice(Decay, decay=decay)
         at_least(1, n_heads=n_heads, or_none=True)
-        at_least(1, n_householder=n_householder, cure="The paper's models have 2 to 4.")
+        at_least(1, most=COUNT, n_householder=n_householder, cure="The paper's models have 2 to 4.")
         positive(norm_eps=norm_eps, cure="The released code has 1e-5.")
         if d_qk is None:
             multiple = 1 if n_heads is None else n_heads

@@ -24,7 +24,7 @@ from linrec.nn.projections import draw
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.isolation import documents
 from linrec.ops.inspection import note
-from linrec.rules import at_least, divisor, positive
+from linrec.rules import COUNT, at_least, divisor, positive
 
 __all__ = ["Hyena", "HyenaState"]
 
@@ -131,8 +131,9 @@ class Hyena(Mixer):
         out_std: float | None = None,
     ) -> None:
         super().__init__(d_model)
-        at_least(1 if first_filter else 2, order=order, cure="There must be a filter.")
-        at_least(1, d_filter=d_filter, filter_depth=filter_depth, n_bands=n_bands)
+        at_least(1 if first_filter else 2, most=COUNT, order=order, cure="There must be a filter.")
+        at_least(1, d_filter=d_filter, n_bands=n_bands)
+        at_least(1, most=COUNT, filter_depth=filter_depth)
         positive(std=std, out_std=out_std, or_none=True, cure="The authors' is 0.02.")
         divisor("d_model", d_model, n_heads=n_heads)
         self.order, self.first_filter = order, first_filter

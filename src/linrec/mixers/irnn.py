@@ -19,7 +19,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice, positive
+from linrec.rules import COUNT, at_least, choice, positive
 
 __all__ = ["IncrementalRNN"]
 
@@ -70,7 +70,7 @@ class IncrementalRNN(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        at_least(1, n_steps=n_steps)
+        at_least(1, most=COUNT, n_steps=n_steps)
         choice(Activation, activation=activation)
         at_least(0, alpha=alpha, std=std)
         positive(eta_init=eta_init, or_none=True)

@@ -26,7 +26,7 @@ from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import Discretization
-from linrec.rules import at_least, choice, require
+from linrec.rules import COUNT, at_least, choice, require
 
 __all__ = ["LiquidS4"]
 
@@ -108,7 +108,7 @@ class LiquidS4(Mixer):
             powers == "entries" or kernel == "pb",
             f'`powers="sums"` needs `kernel="pb"`; got {kernel!r}. The released "kb" has no such form.',
         )
-        at_least(2, degree=degree, cure='Without products of inputs it is the mixer "s4d".')
+        at_least(2, most=COUNT, degree=degree, cure='Without products of inputs it is the mixer "s4d".')
         self.ssm = DiagonalSSM(
             d_model,
             d_state=d_state,

@@ -23,7 +23,7 @@ from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.quasi_separable import QuasiSeparable
 from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.rules import at_least, choice
+from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["LSSL"]
 
@@ -106,7 +106,7 @@ class LSSL(Mixer):
         super().__init__(d_model)
         dense_ssm.operator.check_mode(mode)
         choice(Transition, transition=transition)
-        at_least(1, d_state=d_state, n_outputs=n_outputs)
+        at_least(1, most=COUNT, d_state=d_state, n_outputs=n_outputs)
         self.d_state, self.measure, self.mode = d_state, measure, mode
 
         dt_log = log_steps(d_model, dt_min, dt_max)

@@ -19,7 +19,7 @@ from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least
+from linrec.rules import COUNT, at_least
 
 __all__ = ["LTC"]
 
@@ -66,7 +66,7 @@ class LTC(Mixer):
 
     def __init__(self, d_model: int, *, n_steps: int = 6, mode: str = "auto") -> None:
         super().__init__(d_model)
-        at_least(1, n_steps=n_steps)
+        at_least(1, most=COUNT, n_steps=n_steps)
         nonlinear_scan.operator.check_mode(mode)
         self.n_steps, self.mode = n_steps, mode
 

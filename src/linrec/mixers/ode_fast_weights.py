@@ -21,7 +21,7 @@ from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.ode import Fixed, solve
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice
+from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["OdeFastWeights"]
 
@@ -80,7 +80,7 @@ class OdeFastWeights(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        at_least(1, n_steps=n_steps)
+        at_least(1, most=COUNT, n_steps=n_steps)
         choice(Rule, rule=rule)
         choice(Fixed, solver=solver)
         nonlinear_scan.operator.check_mode(mode)

@@ -22,7 +22,7 @@ from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.ode import ADAPTIVE, SOLVERS, Solver, solve
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import COUNT, at_least, choice, positive, require
 
 __all__ = ["OdeRNN"]
 
@@ -82,7 +82,8 @@ class OdeRNN(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        at_least(1, d_hidden=d_hidden, n_layers=n_layers, n_steps=n_steps)
+        at_least(1, d_hidden=d_hidden)
+        at_least(1, most=COUNT, n_layers=n_layers, n_steps=n_steps)
         positive(rtol=rtol, atol=atol)
         choice(SOLVERS, solver=solver)
         nonlinear_scan.operator.check_mode(mode)

@@ -25,7 +25,7 @@ from linrec.nn.state_space import Measure, Start, add_transition, log_steps, per
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import dplr_ssm
 from linrec.ops.long_conv.discretization import bilinear_low_rank
-from linrec.rules import at_least, choice, divisor, require
+from linrec.rules import COUNT, at_least, choice, divisor, require
 
 __all__ = ["S4"]
 
@@ -125,7 +125,7 @@ class S4(Mixer):
         choice(Discretization, discretization=discretization)
         choice(Start, start=start)
         divisor("d_model", d_model, n_ssm=n_ssm, or_none=True)
-        at_least(1, n_outputs=n_outputs)
+        at_least(1, most=COUNT, n_outputs=n_outputs)
         require(
             d_state >= 1 and d_state % 2 == 0,
             f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "

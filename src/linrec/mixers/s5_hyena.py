@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from linrec.mixers.s5 import S5, Output
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.rules import at_least, positive
+from linrec.rules import COUNT, at_least, positive
 
 __all__ = ["S5Hyena", "S5HyenaState"]
 
@@ -97,7 +97,7 @@ class S5Hyena(Mixer):
         out_std: float = 0.02,
     ) -> None:
         super().__init__(d_model)
-        at_least(2, order=order, cure="There must be a system.")
+        at_least(2, most=COUNT, order=order, cure="There must be a system.")
         positive(out_std=out_std)
         self.order = order
         width = (order + 1) * d_model

@@ -22,7 +22,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.token_shift import token_shift
 from linrec.ops.nonlinear_scan import nonlinear_scan
-from linrec.rules import at_least, choice
+from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["TARNN"]
 
@@ -85,7 +85,7 @@ class TARNN(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        at_least(1, n_steps=n_steps)
+        at_least(1, most=COUNT, n_steps=n_steps)
         choice(Activation, activation=activation)
         at_least(0, a_init=a_init)
         nonlinear_scan.operator.check_mode(mode)

@@ -21,7 +21,7 @@ from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.inspection import kernel_mixing
-from linrec.rules import at_least, require
+from linrec.rules import COUNT, at_least, require
 
 __all__ = ["TNN", "RelativePositionFilter"]
 
@@ -52,7 +52,7 @@ class RelativePositionFilter(LongFilter):
             length = math.ceil(math.log(NOTHING) / math.log(decay))
         super().__init__(channels, length, decay=decay)
         at_least(1, d_position=width)
-        at_least(0, position_depth=depth)
+        at_least(0, most=COUNT, position_depth=depth)
         self.inputs = nn.Linear(1, width)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.out = nn.Linear(width, channels)

@@ -1,6 +1,7 @@
 """Configurations of models."""
 
 import functools
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
 from linrec.nn.norms import Norm
 from linrec.nn.segments import Detach, check_detach
-from linrec.rules import COUNT, at_least, at_most, choice, named_values, positive, require
+from linrec.rules import COUNT, at_least, choice, named_values, positive, require
 
 __all__ = ["MemoryConfig", "ModelConfig", "StackConfig", "check_sizes"]
 
@@ -75,7 +76,7 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "d_model", "n_layers", "d_channel_mixing")
-        if not self.norm_eps > 0:
+        if not 0 < self.norm_eps < math.inf:
             raise ValueError(f"`norm_eps` must be above 0; got {self.norm_eps}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1); got {self.dropout}.")
@@ -131,7 +132,7 @@ class StackConfig:
 def check_sizes(config: StackConfig, *names: str) -> None:
     """Refuse sizes below 1, and sizes above `LIMITS` or `WIDEST`; a size of None is not checked."""
     for name in names:
-        at_most(LIMITS.get(name, WIDEST), **{name: getattr(config, name)}, or_none=True)
+        at_least(1, most=LIMITS.get(name, WIDEST), **{name: getattr(config, name)}, or_none=True)
 
 
 MemoryKind: TypeAlias = Literal["none", "recurrent_memory", "enhanced_recurrence", "memformer"]
@@ -271,9 +272,9 @@ class ModelConfig(StackConfig):
                 f"`n_outputs` must be at least 1, or None for `vocab_size`; got {self.n_outputs}."
             )
         check_sizes(self, "n_outputs")
-        if self.embedding_scale is not None and not self.embedding_scale > 0:
+        if self.embedding_scale is not None and not 0 < self.embedding_scale < math.inf:
             raise ValueError(f"`embedding_scale` must be above 0, or None; got {self.embedding_scale}.")
-        if self.logit_cap is not None and not self.logit_cap > 0:
+        if self.logit_cap is not None and not 0 < self.logit_cap < math.inf:
             raise ValueError(f"`logit_cap` must be above 0, or None; got {self.logit_cap}.")
         if self.tie_embeddings and self.n_outputs not in (None, self.vocab_size):
             raise ValueError(

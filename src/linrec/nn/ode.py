@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from linrec.extras import import_extra
-from linrec.rules import at_least, choice, positive
+from linrec.rules import COUNT, at_least, choice, positive
 
 __all__ = ["ADAPTIVE", "SOLVERS", "Fixed", "Solver", "solve"]
 
@@ -61,7 +61,7 @@ def solve(
         tensor([0.3679])
     """
     choice(SOLVERS, solver=solver)
-    at_least(1, n_steps=n_steps)
+    at_least(1, most=COUNT, n_steps=n_steps)
     positive(rtol=rtol, atol=atol)
     if solver in ADAPTIVE:
         torchdiffeq = import_extra("torchdiffeq", f'solver="{solver}"')

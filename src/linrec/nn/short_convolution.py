@@ -11,6 +11,7 @@ from torch.nn import functional
 from linrec.nn.parameters import mark
 from linrec.nn.stage import Stage
 from linrec.ops.short_conv import short_conv
+from linrec.rules import COUNT, at_least
 
 __all__ = ["ShortConvolution"]
 
@@ -53,6 +54,7 @@ class ShortConvolution(Stage):
                 f"`width` of a short convolution, a mixer's `conv_size`, must be at least 1 tap; got {width}."
                 " A mixer with `conv_size=None` has no convolution."
             )
+        at_least(1, most=COUNT, conv_size=width, cure="Mixers with long filters are hyena, sgconv and tnn.")
         bound = 1 / math.sqrt(width)
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
         mark(self, "weight", group="channel", weight_decay=True)

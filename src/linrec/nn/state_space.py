@@ -14,7 +14,7 @@ from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice, divisor, require
+from linrec.rules import COUNT, at_least, choice, divisor, require
 
 __all__ = [
     "DiagonalSSM",
@@ -78,6 +78,7 @@ def spectrum(
         f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
         f'Pass {max(2, d_state + d_state % 2)}, or `init="real"`.',
     )
+    require(d_state <= 2**20, f"`d_state` must be at most {2**20:,}; got {d_state}.")
     if init == "real":
         A = -torch.arange(1, d_state + 1, dtype=torch.float64)
         return A, torch.ones_like(A)
@@ -247,7 +248,7 @@ class DiagonalSSM(Float32Module):
         diagonal_ssm.operator.check_mode(mode)
         choice(("zoh", "bilinear", "euler"), discretization=discretization)
         divisor("channels", channels, n_ssm=n_ssm, or_none=True)
-        at_least(1, n_outputs=n_outputs)
+        at_least(1, most=COUNT, n_outputs=n_outputs)
         # the check below needs values, which parameters on "meta" do not have
         with torch.device("cpu"):
             A, B = spectrum(init, d_state, start=start)

@@ -106,12 +106,15 @@ class Run:
         checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet; train it until its first checkpoint.")
-        if not config.import_paths:
-            # refuses a model that is larger than its weights before memory is allocated; mixers of users may
-            # read values of parameters, which the meta device does not have
-            with torch.device("meta"):
-                check_weights(checkpoint, kind(config), self.path)
-        model = kind(config)
+        try:
+            if not config.import_paths:
+                # refuses a model that is larger than its weights before memory is allocated; mixers of users
+                # may read values of parameters, which the meta device does not have
+                with torch.device("meta"):
+                    check_weights(checkpoint, kind(config), self.path)
+            model = kind(config)
+        except (TypeError, ValueError) as error:
+            raise RunFolderError(f"{self.path / CONFIG} cannot be used: {error}") from error
         check_weights(checkpoint, model, self.path)
         model.load_state_dict(checkpoint.part("model."))
         return model
