@@ -19,11 +19,14 @@ from linrec.bench.jobs import write_job
 from linrec.bench.schedule import execute
 from linrec.bench.worker import run_job
 from linrec.cli import main
+from linrec.convert import ConversionError
+from linrec.convert.checkpoint import write_checkpoint
 from linrec.errors import TrainError, printable
 from linrec.models import ModelConfig
 from linrec.report import compare_runs, write_report
 from linrec.tasks import LanguageModeling
-from linrec.text import DataError, load_tokenizer, read_tokenizer
+from linrec.text import DataError, TextFiles, load_tokenizer, read_tokenizer
+from linrec.text.rows import load_splits
 from linrec.train import (
     CheckpointError,
     ConfigError,
@@ -634,3 +637,76 @@ def test_jobs_of_a_suite_write_through_no_link(run: Path) -> None:
     with pytest.raises(OSError, match="is a symbolic link"):
         write_job(jobs[1], Path("suite"), {"command": "linrec bench"})
     assert not any(Path("elsewhere").iterdir())
+
+
+LINKS = [
+    ("config.json", "report"),
+    ("result.json", "report"),
+    ("metrics.jsonl", "report"),
+    ("perplexity.json", "report"),
+    ("distillation.json", "report"),
+    ("tokenizer.json", "publish"),
+    ("tasks.json", "publish"),
+    ("checkpoint.safetensors", "publish"),
+]
+
+
+@pytest.mark.parametrize(("name", "command"), LINKS)
+def test_a_file_of_a_run_that_is_a_link_to_a_file_of_the_user_is_not_read(
+    name: str, command: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("precious").write_bytes((run / name).read_bytes() if (run / name).exists() else b"{}")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(Path("precious").absolute())
+    words = next(words for words in FURTHER if words[0] == command)
+    # a checkpoint that cannot be used is an error of training, any other file an error of the caller
+    said = complaint(words, 1 if name.endswith(".safetensors") else 2, capsys)
+    assert name in said and "is a symbolic link that leaves its folder" in said
+    assert not Path("table").exists() and not Path("published").exists()
+
+
+def test_links_within_a_folder_and_to_blobs_of_the_hub_are_read(run: Path) -> None:
+    (run / "other").write_bytes((run / "config.json").read_bytes())
+    (run / "config.json").unlink()
+    (run / "config.json").symlink_to("other")
+    assert load_run(run).config.name == "text"
+    blobs = Path("models/blobs")
+    blobs.mkdir(parents=True)
+    (run / "other").rename(blobs / "1f")
+    Path("models/snapshots").mkdir()
+    run.rename("models/snapshots/main")
+    linked = Path("models/snapshots/main/config.json")
+    linked.unlink()
+    linked.symlink_to("../../blobs/1f")
+    assert load_run(linked.parent).config.name == "text"
+    # the folder that the user names may be a link
+    Path("mine").symlink_to("models/snapshots/main")
+    assert load_run("mine").config.name == "text"
+
+
+def test_texts_that_are_links_out_of_their_folder_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("precious")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("a rose")
+    (tmp_path / "texts/b.txt").symlink_to(tmp_path / "key")
+    for path in (tmp_path / "texts", tmp_path / "texts/*.txt"):
+        with pytest.raises(DataError, match=r"b\.txt cannot be read: is a symbolic link that leaves"):
+            TextFiles(path)
+    assert TextFiles(tmp_path / "texts/b.txt").size("train") == 8
+    with pytest.raises(DataError, match="is a symbolic link that leaves"):
+        load_splits(str(tmp_path / "texts"))
+
+
+def test_a_checkpoint_that_is_like_another_gets_no_files_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("precious")
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like/config.json").write_text("{}")
+    (tmp_path / "like/copy.json").symlink_to("config.json")
+    write_checkpoint(tmp_path / "one", {"x": torch.zeros(1)}, tmp_path / "like")
+    assert (tmp_path / "one/copy.json").read_text() == "{}"
+    # the weights have the mode of the other files
+    assert len({path.stat().st_mode for path in (tmp_path / "one").iterdir()}) == 1
+    (tmp_path / "like/key").symlink_to(tmp_path / "key")
+    with pytest.raises(ConversionError, match=r"like/key cannot be used: it is a symbolic link that leaves"):
+        write_checkpoint(tmp_path / "two", {"x": torch.zeros(1)}, tmp_path / "like")
+    assert not (tmp_path / "two").exists()

@@ -2,7 +2,9 @@
 
 A run folder may come from a stranger and contain, say, `metrics.jsonl` as a link to one of the user's files.
 So a file is written under a new temporary name, then renamed, which replaces the link. Files opened for
-appending, and subfolders, are refused if they are links. The folder that the user names may itself be a link.
+appending, and subfolders, are refused if they are links. Files that are read from a folder are refused if
+they are links that leave it, because their content may reach files that the user passes on. The folder or
+the file that the user names may itself be a link.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ __all__ = [
     "append_to",
     "creating",
     "force_to_disk",
+    "inside",
     "locked",
     "make_subfolder",
     "parse_json",
@@ -121,6 +124,9 @@ def creating(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         for path in (*partial.rglob("*"), partial):
+            if path.is_file():
+                # safetensors makes files that only their owner can read
+                path.chmod(partial.stat().st_mode & 0o666)
             force_to_disk(path)
         partial.rename(folder)
         force_to_disk(folder.parent)
@@ -174,18 +180,44 @@ def make_subfolder(folder: Path, name: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def inside(path: Path, folder: Path | None = None) -> Path:
+    """Return the path of a file in a folder; refuse a symbolic link that leaves the folder.
+
+    In the cache of the Hugging Face hub, the files of a snapshot are links to blobs beside the snapshots.
+
+    Args:
+        path: the file; it need not exist.
+        folder: the folder; None is the folder directly above the file.
+
+    Raises:
+        OSError: the file is outside of the folder.
+
+    Example:
+        >>> inside(Path("run/config.json")).name
+        'config.json'
+    """
+    folder = Path(os.path.realpath(path.parent if folder is None else folder))
+    allowed = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
+    target = Path(os.path.realpath(path))
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise OSError(
+            errno.ELOOP, "is a symbolic link that leaves its folder; put the file itself there", str(path)
+        )
+    return path
+
+
 def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON file.
+    """Return the content of a JSON file of a folder.
 
     Args:
         path: the file.
         object_hook: replaces each object; see `json.loads`.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is a symbolic link that leaves its folder.
         ValueError: the file is not valid JSON, or is nested too deeply.
     """
-    return parse_json(path.read_text(encoding="utf-8"), object_hook=object_hook)
+    return parse_json(inside(path).read_text(encoding="utf-8"), object_hook=object_hook)
 
 
 def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:

@@ -17,6 +17,7 @@ from linrec.errors import unknown
 __all__ = [
     "COUNT",
     "at_least",
+    "check_integers",
     "check_numbers",
     "choice",
     "divisor",
@@ -170,18 +171,24 @@ def check_numbers(values: Mapping[str, Any]) -> None:
     Example:
         >>> check_numbers({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}})
     """
+    check_integers(values)
     for name, number in named_values(values):
-        if isinstance(number, int) and number.bit_length() > 63:
-            raise ValueError(
-                f"`{name}` must be an integer of 64 bits, at most {2**63 - 1:,}; got "
-                f"{number.bit_length() + 1} bits."
-            )
         if isinstance(number, float) and math.isnan(number):
             raise ValueError(f"`{name}` must be a number; got nan.")
         # mixers have infinite limits that do not limit
         if isinstance(number, float) and LARGEST < abs(number) < math.inf:
             raise ValueError(
                 f"`{name}` must be at most {LARGEST:.4g} in magnitude, to fit into float32; got {number}."
+            )
+
+
+def check_integers(values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless all integers of nested dictionaries, lists and tuples fit into 64 bits."""
+    for name, number in named_values(values):
+        if isinstance(number, int) and number.bit_length() > 63:
+            raise ValueError(
+                f"`{name}` must be an integer of 64 bits, at most {2**63 - 1:,}; got "
+                f"{number.bit_length() + 1} bits."
             )
 
 

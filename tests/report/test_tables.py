@@ -224,7 +224,7 @@ def test_half_a_table_is_not_overwritten_and_a_failure_leaves_nothing(
             "rows.jsonl",
             0,
             '{"folder": "arms/data-0", "config": {}, "extra": {"perplexity": {}}}',
-            "does not hold what `linrec eval` writes",
+            r"perplexity\.json cannot be used: it has no 'data'\. Delete it, or evaluate again",
         ),
         ("rows.jsonl", 1, '{"folder": "arms/data-0"}', "have other runs"),
         ("curves.jsonl", 0, None, "have other runs"),

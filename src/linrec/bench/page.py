@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
         for task in tasks
     ]
     ended = sum(row["status"] == "done" for row in rows)
-    where = sorted({row["device"]["name"] for row in rows if "device" in row})
+    where = sorted({device["name"] for row in rows if "name" in (device := row.get("device") or {})})
     bad = [row for row in rows if row["status"] not in ("done", "not run")]
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
@@ -114,8 +113,8 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
         title,
         [
             STYLE,
-            f"<h1>{escape(title)}</h1>",
-            f'<p class="soft">{ended} of {len(rows)} jobs are done. {escape(", ".join(where))}</p>',
+            f"<h1>{markup.text(title)}</h1>",
+            f'<p class="soft">{ended} of {len(rows)} jobs are done. {markup.text(", ".join(where))}</p>',
             markup.missing(sentences),
             "<h2>Scores</h2>",
             '<p><input id="filter" type="search" placeholder="filter" aria-label="filter rows"></p>',
@@ -161,7 +160,7 @@ def _leaderboard(table: Sequence[Standing], rows: Sequence[dict[str, Any]]) -> s
 
 def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
     chance, trivial = (level(of_all, standing.task, name) for name in ("chance", "trivial_score"))
-    names = f'<td>{escape(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
+    names = f'<td>{markup.text(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
     scores, rows = standing.scores, standing.rows
     first = (rows or standing.failed)[0]
     form, spread = FORMATS[standing.metric], None
@@ -170,14 +169,14 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
         weak = trivial is not None and not better(standing.metric, score, trivial)
         reached = _number(score, form, soft=weak)
     else:
-        failed = escape(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
+        failed = markup.text(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
         reached = f'<td class="number" data-value="">{failed}</td>'
-    config = escape(json.dumps(first["config"], indent=1))
-    told = f"<pre>{escape(first['command'])}\n\n{config}</pre>"
+    config = markup.text(json.dumps(first["config"], indent=1))
+    told = f"<pre>{markup.text(first['command'])}\n\n{config}</pre>"
     cells = [
         reached,
         _number(spread, form, missing="1 seed" if len(rows) == 1 else ""),
-        f"<td>{escape(standing.metric)}</td>",
+        f"<td>{markup.text(standing.metric)}</td>",
         _number(chance, ".3g"),
         _number(trivial, form),
         _longest(standing),
@@ -199,7 +198,7 @@ def _longest(standing: Standing) -> str:
 
 
 def _breakable(label: str) -> str:
-    return re.sub(r"([(,+:=])", r"\1<wbr>", escape(label, quote=False))
+    return re.sub(r"([(,+:=])", r"\1<wbr>", markup.text(label))
 
 
 def _number(

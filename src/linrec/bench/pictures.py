@@ -102,7 +102,9 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
             panels.append(_panel(memory, "length", "MiB of a step", ticks=lengths, log=True))
         found.append(Drawing("speed", "speed and memory by length", caption, _figure(shown, panels)))
     return [
-        drawing._replace(name=f"{task}-{drawing.name}", title=f"{task}: {drawing.title}") for drawing in found
+        # a file's name has no slash
+        drawing._replace(name=f"{task.replace('/', '-')}-{drawing.name}", title=f"{task}: {drawing.title}")
+        for drawing in found
     ]
 
 
@@ -188,7 +190,11 @@ def _curve(column: int) -> Draw:
         curves = [row["curve"] for row in standing.rows if row["curve"]]
         # a run that ended early has fewer points than the others
         steps = [point[0] for point in min(curves, key=len, default=[])]
-        values = [[point[column] for point in curve[: len(steps)]] for curve in curves]
+        # a file of others may lack an accuracy
+        values = [
+            [math.nan if point[column] is None else point[column] for point in curve[: len(steps)]]
+            for curve in curves
+        ]
         _draw(axes, steps, values, place)
 
     return draw

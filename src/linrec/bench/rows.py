@@ -86,16 +86,16 @@ def make_row(stored: Stored) -> dict[str, Any]:
         return row | _lost(row, stored.problem)
     _, about, metrics, result = stored.records
     trained = [record for record in metrics if record["split"] == "train"]
-    speed = [record["tokens_per_second"] for record in trained]
+    speed = [record["tokens_per_second"] for record in trained if "tokens_per_second" in record]
     row |= {
         "steps": trained[-1]["step"] if trained else 0,
         "tokens_per_second": statistics.median(speed) if speed else None,
         "curve": [
             [record["step"], record["loss"], record.get("accuracy")]
             for record in metrics
-            if record["split"] == "validation"
+            if record["split"] == "validation" and "loss" in record
         ],
-        **{name: about[name] for name in ("commit", "device", "versions")},
+        **{name: about.get(name) for name in ("commit", "device", "versions")},
     }
     # a job that is not done has no scores, even if a result file exists
     if outcome["status"] != "done":
@@ -103,8 +103,8 @@ def make_row(stored: Stored) -> dict[str, Any]:
     if result is None:
         row |= _lost(row, f"{stored.path} has no result; run the job again.")
     else:
-        scores = {name: result[name] for name in ("test", "validation")}
-        row |= {"seconds": result["seconds"], **scores, "probes": result.get("probes", {})}
+        scores = {name: result.get(name, {}) for name in ("test", "validation")}
+        row |= {"seconds": result.get("seconds"), **scores, "probes": result.get("probes", {})}
         scored = score_of(row["metric"], scores)
         if scored is None:
             message = "there is neither a test split nor a validation split to score."

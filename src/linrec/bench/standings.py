@@ -1,11 +1,15 @@
 """Standings: rows grouped by task and mixer, over seeds, and the baseline scores of tasks."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from linrec.tasks.images import NOISES
+
+# levels of probes: steps, or a share
+LEVEL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?")
 
 __all__ = ["Standing", "level", "standings", "validation_loss"]
 
@@ -51,10 +55,12 @@ class Standing:
         found: dict[str, dict[float, list[float]]] = {}
         for name in set.intersection(*({*row["probes"]} for row in self.rows)):
             kind, _, level = name.rpartition(" ")
-            scores = [row["probes"][name][key] for row in self.rows]
-            if kind in NOISES:
+            scores = [row["probes"][name].get(key) for row in self.rows]
+            if None in scores:
+                continue
+            if kind in NOISES and LEVEL.fullmatch(level):
                 found.setdefault(kind, {0: self.scores})[float(level)] = scores
-            elif name.isdigit():
+            elif LEVEL.fullmatch(name) and name.isdecimal():
                 found.setdefault("length", {})[int(name)] = scores
         return {kind: dict(sorted(by_level.items())) for kind, by_level in found.items()}
 
@@ -102,8 +108,8 @@ def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
 
 def validation_loss(row: dict[str, Any]) -> float:
     """Return the validation loss by which learning rates are chosen; infinity if it is missing or NaN."""
-    loss: float = row["validation"].get("loss", math.inf)
-    return math.inf if math.isnan(loss) else loss
+    loss: float | None = row["validation"].get("loss")
+    return math.inf if loss is None or math.isnan(loss) else loss
 
 
 def level(rows: Sequence[dict[str, Any]], task: str, name: str) -> float | None:

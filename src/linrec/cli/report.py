@@ -1,7 +1,6 @@
 """`linrec report RUN...`: write pictures and tables of trained models."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,5 +59,5 @@ def _title(jobs: Sequence[Stored]) -> str:
     suites = []
     for job in jobs:
         _, found, options = (job.job or {})["command"].partition(" bench ")
-        suites += shlex.split(options)[:1] if found else []
+        suites += options.split()[:1] if found else []
     return " ".join(["linrec bench", *dict.fromkeys(suites)])

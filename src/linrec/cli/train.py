@@ -97,10 +97,14 @@ def _continued(config: TrainConfig, start: Start) -> TrainConfig:
 
 def _told(name: str, scores: Mapping[str, Any], by: str) -> str:
     """Format the scores of a split by the task's metric: accuracy, mean squared error, or loss."""
+    score = scores.get("accuracy" if by == "accuracy" else "loss")
+    if score is None:
+        # of a file that linrec did not write
+        return f"{name}: no score"
     if by == "accuracy":
-        return f"{name} accuracy {scores['accuracy']:.4f}"
+        return f"{name} accuracy {score:.4f}"
     if by == "mse":
         # the NRMSE is None where the targets' standard deviation is 0
-        share = "" if scores["nrmse"] is None else f" (NRMSE {scores['nrmse']:.4f})"
-        return f"{name} mean squared error {scores['loss']:.4g}{share}"
-    return f"{name} loss {scores['loss']:.4f} (perplexity {math.exp(min(scores['loss'], 700)):.2f})"
+        share = "" if scores.get("nrmse") is None else f" (NRMSE {scores['nrmse']:.4f})"
+        return f"{name} mean squared error {score:.4g}{share}"
+    return f"{name} loss {score:.4f} (perplexity {math.exp(min(score, 700)):.2f})"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from linrec.errors import nearest
-from linrec.files import creating, read_json, reason
+from linrec.files import creating, inside, read_json, reason
 from linrec.rules import COUNT
 
 __all__ = [
@@ -224,7 +224,7 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
     places = _places(folder / (whole + INDEX)) if _is_there(folder, whole + INDEX) else None
     with contextlib.ExitStack() as stack:
         opened = {
-            name: stack.enter_context(_open(folder / name))
+            name: stack.enter_context(_open(_own(folder / name)))
             for name in ([whole] if places is None else sorted(set(places.values())))
         }
         held = {tensor: file for name, file in opened.items() for tensor in file.keys()}  # noqa: SIM118
@@ -256,15 +256,20 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], like: Path) ->
         like: a checkpoint folder, whose files are copied, except tensors and folders.
 
     Raises:
-        ConversionError: the folder exists, or a file cannot be written.
+        ConversionError: the folder exists, a file of `like` is a symbolic link that leaves it, or a file
+            cannot be written.
     """
     if folder.exists():
         raise ConversionError(f"{folder} already exists; choose another folder, or remove it.")
     try:
+        others = [
+            _own(path)
+            for path in sorted(like.iterdir())
+            if path.is_file() and path.suffix not in TENSORS and not path.name.endswith(INDEX)
+        ]
         with creating(folder) as partial:
-            for path in sorted(like.iterdir()):
-                if path.is_file() and path.suffix not in TENSORS and not path.name.endswith(INDEX):
-                    shutil.copyfile(path, partial / path.name)
+            for path in others:
+                shutil.copyfile(path, partial / path.name)
             save_file(dict(tensors), partial / WHOLE, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise ConversionError(f"{folder} cannot be written: {reason(error)}.") from error
@@ -279,6 +284,14 @@ def open_tensors(path: Path) -> Iterator[Tensors]:
     """
     with _open(path) as file:
         yield Tensors(dict.fromkeys(file.keys(), file), path, "the other tensors")
+
+
+def _own(path: Path) -> Path:
+    """Return the path of a file of a checkpoint; refuse a symbolic link that leaves the checkpoint."""
+    try:
+        return inside(path)
+    except OSError as error:
+        raise ConversionError(f"{path} cannot be used: it {reason(error)}.") from error
 
 
 def _is_there(folder: Path, name: str) -> bool:

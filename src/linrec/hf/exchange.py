@@ -7,6 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers.utils import CONFIG_NAME
+
 from linrec.hf.config import LinrecConfig
 from linrec.hf.model import LinrecForCausalLM
 from linrec.models import LanguageModel
@@ -59,6 +61,9 @@ def to_hugging_face(
     made.load_state_dict({_hf_name(name): tensor for name, tensor in model.state_dict().items()})
     if folder is not None:
         made.save_pretrained(Path(folder))
+        # safetensors makes files that only their owner can read
+        for weights in Path(folder).glob("*.safetensors"):
+            weights.chmod((Path(folder) / CONFIG_NAME).stat().st_mode)
     return made
 
 

@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
-from linrec.errors import ConfigError, RunFolderError, TrainError
+from linrec.errors import ConfigError, TrainError
 from linrec.extras import import_extra
-from linrec.files import read_json, reason, write_text
+from linrec.field_types import read_content
+from linrec.files import reason, write_text
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import fast_tokenizer
 from linrec.literals import Precision
@@ -21,6 +22,15 @@ __all__ = ["FILE", "evaluate_tasks", "read_tasks"]
 
 FILE = "tasks.json"
 PURPOSE = "`linrec eval --tasks`"
+
+
+class Tasks(TypedDict):
+    """The fields of tasks.json that model cards rely on."""
+
+    scores: dict[str, dict[str, float]]
+    shots: dict[str, int | None]
+    command: str | None
+    lm_eval: str
 
 
 def evaluate_tasks(
@@ -112,17 +122,7 @@ def read_tasks(folder: Path) -> dict[str, Any] | None:
     Raises:
         RunFolderError: the file is damaged.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = read_json(path)
-        complete = {"scores", "shots", "command", "lm_eval"} <= found.keys()
-    except (OSError, ValueError, AttributeError):
-        complete = False
-    if not complete:
-        raise RunFolderError(f"{path} is damaged; delete it, or run `linrec eval {folder} --tasks` again.")
-    return found
+    return read_content(folder / FILE, Tasks, f"Delete it, or run `linrec eval {folder} --tasks` again.")
 
 
 def _plain(measures: dict[str, Any]) -> dict[str, float]:

@@ -93,17 +93,17 @@ def render_page(
     head, rows = table(layers)
     notes = [FORGETTING] * ("mean" in head) + [REACH] * ("reach" in head)
     parts = [
-        f"<h1>{escape(name)}: what it remembers</h1>",
-        f'<p class="soft">{blocks} layers of {escape(mixer)} on {escape(what)} · written by linrec '
-        f"{escape(linrec.__version__)}</p>",
+        f"<h1>{markup.text(name)}: what it remembers</h1>",
+        f'<p class="soft">{blocks} layers of {markup.text(mixer)} on {markup.text(what)} · written by linrec '
+        f"{markup.text(linrec.__version__)}</p>",
         markup.missing(missing),
         "<h2>Layers</h2>",
         markup.table(head, rows, numbers=range(1, len(head))),
-        f'<p class="soft">{escape(" ".join(notes))}</p>',
+        f'<p class="soft">{markup.text(" ".join(notes))}</p>',
         *map(markup.picture, pictures),
         f"<h2>{'Tokens' if tokens.text is None else 'Text'}</h2>",
         f"<pre>{escape(' '.join(tokens.labels) if tokens.text is None else tokens.text)}</pre>",
-        "" if command is None else f"<h2>Command</h2><pre>{escape(command)}</pre>",
+        "" if command is None else f"<h2>Command</h2><pre>{markup.text(command)}</pre>",
     ]
     return markup.document(f"{name} – linrec inspect", parts)
 

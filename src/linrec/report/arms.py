@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linrec.models.pattern import spelled
+from linrec.report.markup import without_folders
 from linrec.train import Run, TrainConfig
 from linrec.train.config import config_to_dict, flattened
 
@@ -86,6 +87,8 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
         if not told:
             told = [("name", fields["name"] if telling is not None else "baseline")]
         label = ", ".join(str(value) if name == "name" else f"{name}: {value}" for name, value in told)
+        if label in (arm.label for arm in arms):
+            label = f"{label} ({len(arms) + 1})"
         # a lone word says enough in a file's name
         named = told[0][1] if len(told) == 1 and isinstance(told[0][1], str) else label
         slug = re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
@@ -119,7 +122,8 @@ def _words(value: Any) -> Any:
     """Return names of a pattern as they are typed, and any other value as it is."""
     if isinstance(value, tuple) and value and all(isinstance(word, str) for word in value):
         return spelled(value)
-    return value
+    # pages and pictures are passed on
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def _names(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from linrec.field_types import check_types
 from linrec.files import parse_json
 from linrec.report.arms import Arm, arm_key, group_runs
 from linrec.report.over_seeds import mean_and_spread
@@ -15,6 +16,7 @@ from linrec.report.tables import ROWS, has_table
 from linrec.tasks import judged_by
 from linrec.train import ConfigError, RunFolderError, UntrustedCodeError
 from linrec.train.config import config_from_dict
+from linrec.train.result import Scores
 
 __all__ = ["Comparison", "compare_arms", "compare_runs"]
 
@@ -147,5 +149,6 @@ def _scored(row: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, floa
     except UntrustedCodeError:
         # the mixer of no run that is compared
         return None
+    check_types({"test": Scores, "validation": Scores}, row)
     scored = score_of(judged_by(config.task), row)
     return None if scored is None else (arm_key(config), scored[0])

@@ -1,10 +1,25 @@
-"""Parts of HTML pages that are one file, for any screen, light or dark."""
+"""Parts of HTML pages that are one file, for any screen, light or dark; and plain text in HTML and Markdown.
+
+Fields of run folders may come from others and reach pages and model cards, which are passed on. So each goes
+through `text` or `markdown`: it stays plain text, and local paths lose their folders.
+"""
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+
+from linrec.errors import printable
+
+# absolute paths: in quotes, where a name may have spaces, and elsewhere. A slash after a letter is a ratio or
+# a relative path, and two slashes after a colon are an address.
+_ROOT = r"(?:~[\w.-]*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)"
+QUOTED = re.compile(rf"""(?<=['"]){_ROOT}[^'"\n]*(?=['"])""")
+BARE = re.compile(rf"""(?<![\w/\\.~<$}}\])])(?:file://)?{_ROOT}[^\s'"<>|,;:=&()\[\]{{}}]*""")
+# characters with a meaning in Markdown, and what links without brackets begin with
+MARKS = re.compile(r"[&<>\[\]`*|#!~\\$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\.", re.IGNORECASE)
 
 STYLE = """
 :root {
@@ -61,6 +76,43 @@ class Picture:
     caption: str
 
 
+def without_folders(value: object) -> str:
+    """Return a text in which absolute local paths have lost their folders.
+
+    Example:
+        >>> without_folders("/home/me/bin/linrec train lm --data.path '/home/me/a b/rose.txt' --out runs/a")
+        "linrec train lm --data.path 'rose.txt' --out runs/a"
+    """
+    return BARE.sub(_name, QUOTED.sub(_name, str(value)))
+
+
+def _name(path: re.Match[str]) -> str:
+    return re.split(r"[\\/]", path[0].rstrip("\\/"))[-1] or "/"
+
+
+def text(value: object) -> str:
+    """Return a plain text as HTML, without control characters and folders of local paths.
+
+    Example:
+        >>> text("<b> of /home/me/run")
+        '&lt;b&gt; of run'
+    """
+    return escape(printable(without_folders(value)))
+
+
+def markdown(value: object) -> str:
+    """Return a plain text as one line of Markdown, without control characters and folders of local paths.
+
+    Characters with a meaning in Markdown are written as entities, which are text inside of HTML tags too.
+
+    Example:
+        >>> markdown("[a](b)\\n# my_text")
+        '&#91;a&#93;(b) &#35; my_text'
+    """
+    line = " ".join(printable(without_folders(value)).split())
+    return MARKS.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), line)
+
+
 def document(title: str, parts: Iterable[str]) -> str:
     """Return a whole page.
 
@@ -71,7 +123,7 @@ def document(title: str, parts: Iterable[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n</body>\n</html>\n"
     )
@@ -83,7 +135,7 @@ def missing(sentences: Sequence[str]) -> str:
         return ""
     return (
         "<aside><p>What is missing:</p><ul>"
-        + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+        + "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
         + "</ul></aside>"
     )
 
@@ -92,9 +144,9 @@ def picture(picture: Picture) -> str:
     """Return a picture with heading and caption; its file is stored inside."""
     data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
     return (
-        f"<h2>{escape(picture.title)}</h2>\n"
-        f'<figure><img alt="{escape(picture.title)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+        f"<h2>{text(picture.title)}</h2>\n"
+        f'<figure><img alt="{text(picture.title)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{text(picture.caption)}</figcaption></figure>"
     )
 
 
@@ -109,7 +161,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: range)
 
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=number' * (column in numbers)}>{escape(value)}</{tag}>"
+            f"<{tag}{' class=number' * (column in numbers)}>{text(value)}</{tag}>"
             for column, value in enumerate(values)
         )
 

@@ -53,8 +53,8 @@ def render_page(
     """
     title = " and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs))
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{_count(arms)} · written by linrec {escape(linrec.__version__)}</p>',
+        f"<h1>{markup.text(title)}</h1>",
+        f'<p class="soft">{_count(arms)} · written by linrec {markup.text(linrec.__version__)}</p>',
         markup.missing(missing),
         "<h2>Results</h2>",
         _results(arms),
@@ -213,7 +213,7 @@ def _samples(samples: Sequence[Sample]) -> str:
         made += f"{content['temperature']:g} with random seed {content['seed']}."
         text = escape(printable(content["text"]))
         # a parser drops the first newline of a <pre>
-        parts.append(f'<p class="soft">{escape(made)}</p>\n<pre class="sample">\n{text}</pre>')
+        parts.append(f'<p class="soft">{markup.text(made)}</p>\n<pre class="sample">\n{text}</pre>')
     return "\n".join(parts)
 
 
@@ -253,7 +253,7 @@ def _commands(arms: Sequence[Arm]) -> str:
     known = list(dict.fromkeys(command for command in commands if command))
     if not known:
         return "<p>The runs were started from Python; config.json in their folders says all.</p>"
-    return f"<pre>{escape(chr(10).join(known))}</pre>"
+    return f"<pre>{markup.text(chr(10).join(known))}</pre>"
 
 
 def _score(run: Run, scores: Mapping[str, Any]) -> str:

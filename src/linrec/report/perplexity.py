@@ -3,17 +3,40 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from linrec.files import read_json
+from linrec.field_types import read_content
 from linrec.report import style
-from linrec.train import RunFolderError
 
 FILE = "perplexity.json"
+CURE = "Delete it, or evaluate again."
 UNITS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+
+
+class Score(TypedDict):
+    """The perplexities of windows of one length; the length is None for the state that is carried."""
+
+    length: int | None
+    perplexity: float | None
+    word_perplexity: float | None
+    byte_perplexity: float | None
+    bits_per_byte: float | None
+
+
+class _Perplexity(TypedDict):
+    data: str
+    trained_length: int
+    scores: list[Score]
+
+
+class Perplexity(_Perplexity, total=False):
+    """The fields of `perplexity.json` that readers rely on."""
+
+    split: str | None
+    command: str | None
 
 
 def read_perplexity(folder: Path) -> dict[str, Any] | None:
@@ -25,42 +48,7 @@ def read_perplexity(folder: Path) -> dict[str, Any] | None:
     Raises:
         RunFolderError: the file is damaged.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise _damaged(path) from error
-    return check_perplexity(content, path)
-
-
-def check_perplexity(content: Any, path: Path) -> dict[str, Any]:
-    """Return the content of `perplexity.json` if it is complete.
-
-    Args:
-        content: JSON of the file.
-        path: of the file, for the message.
-
-    Raises:
-        RunFolderError: a field is missing or has another type.
-    """
-    try:
-        numbers = [score[name] for score in content["scores"] for name in ("length", *UNITS)]
-        whole = all(isinstance(number, int | float | None) for number in numbers)
-        whole = whole and isinstance(content["data"], str) and "trained_length" in content
-    except (KeyError, TypeError) as error:
-        raise _damaged(path) from error
-    if not whole or not numbers:
-        raise _damaged(path)
-    found: dict[str, Any] = content
-    return found
-
-
-def _damaged(path: Path) -> RunFolderError:
-    return RunFolderError(
-        f"{path} cannot be used: it does not hold what `linrec eval` writes. Delete it, or evaluate again."
-    )
+    return read_content(folder / FILE, Perplexity, CURE)
 
 
 def draw_perplexity(

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from linrec.errors import DataError, RunFolderError
+from linrec.field_types import check_types
 from linrec.generation import stream
 from linrec.tasks import LanguageModeling
 from linrec.text import Tokenizer
 from linrec.train import Run
 from linrec.train.checkpoint import BEST, CURRENT, PREVIOUS
-from linrec.train.field_types import check_types
 from linrec.train.language import tokenizer_of
 
 __all__ = ["SAMPLE", "check_sample", "has_weights", "is_language_model", "sample_text"]

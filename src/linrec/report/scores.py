@@ -18,7 +18,7 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
         result: has the scores of "test" and "validation"; a text need not have a test split.
 
     Returns:
-        None if neither split has scores, or if the score is null.
+        None if neither split has scores, or if the score is missing or null.
 
     Example:
         >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
@@ -26,10 +26,10 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
         >>> score_of("accuracy", {"test": {"accuracy": None}, "validation": {}}) is None
         True
     """
-    split = next((name for name in ("test", "validation") if result[name]), None)
+    split = next((name for name in ("test", "validation") if result.get(name)), None)
     if split is None:
         return None
-    score = result[split]["accuracy" if metric == "accuracy" else "loss"]
+    score = result[split].get("accuracy" if metric == "accuracy" else "loss")
     if score is None:
         return None
     # the exponential of more overflows

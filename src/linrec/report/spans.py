@@ -77,7 +77,7 @@ def _visible(curves: Sequence[Sequence[dict[str, Any]]], *, floor: float) -> flo
     for curve in (curve for members in curves for curve in members):
         width = curve["width"]
         longest = max(longest, width * len(curve["accuracy"]))
-        for i, (accuracy, count) in enumerate(zip(curve["accuracy"], curve["count"], strict=True)):
-            if count >= ENOUGH and accuracy > floor:
+        for i, (accuracy, count) in enumerate(zip(curve["accuracy"], curve["count"], strict=False)):
+            if count >= ENOUGH and accuracy is not None and accuracy > floor:
                 learned = max(learned, width * (i + 1))
     return min(longest, 1.4 * learned) if learned else longest

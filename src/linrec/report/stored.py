@@ -60,7 +60,7 @@ def read_stored(paths: Iterable[str | os.PathLike[str]]) -> list[Stored]:
             for stored in _read(path):
                 found.setdefault(stored.path.resolve(), stored)
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be read: {reason(error)}.") from error
+            raise RunFolderError(f"{error.filename or path} cannot be read: {reason(error)}.") from error
     return list(found.values())
 
 

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from linrec.files import parse_json, reason, replacing
-from linrec.report.perplexity import check_perplexity
+from linrec.field_types import check_content, check_types
+from linrec.files import inside, parse_json, reason, replacing
+from linrec.report.perplexity import CURE, FILE, Perplexity
 from linrec.report.sample import SAMPLE, check_sample
 from linrec.train import RunFolderError
-from linrec.train.field_types import check_types
 from linrec.train.metrics import check_metrics
 from linrec.train.run import Records, checked
 
@@ -30,14 +30,63 @@ POINTS = 200
 DIGITS = 7
 """Significant digits of the numbers in curves: float32 has no more."""
 
-JOB_FIELDS = {
-    **{"task": str, "mixer": str, "seed": int, "trial": str, "parameters": int | None},
-    **{"state_size": int | None, "metric": str, "command": str, "config": dict},
-}
-OUTCOME_FIELDS = {"status": str, "message": str, "peak_bytes": dict | None}
 AGAIN = "Make the table again with `linrec report --collect`."
 # fields of a job that the configuration of its run repeats
 REPEATED = ("command", "config")
+
+
+class _Model(TypedDict):
+    mixer_args: dict[str, Any]
+    d_model: int
+
+
+class _Optim(TypedDict):
+    lr: float
+
+
+class _Config(TypedDict):
+    model: _Model
+    optim: _Optim
+
+
+class Job(TypedDict):
+    """The fields of `job.json` that readers rely on."""
+
+    task: str
+    mixer: str
+    seed: int
+    trial: str
+    parameters: int | None
+    state_size: int | None
+    metric: Literal["accuracy", "mse", "perplexity"]
+    command: str
+    config: _Config
+
+
+class _Peak(TypedDict):
+    device: int | None
+    process: int
+
+
+class _Speed(TypedDict):
+    length: int
+    tokens_per_second: float | None
+    step_bytes: int | None
+
+
+class _Outcome(TypedDict):
+    status: str
+    message: str
+    peak_bytes: _Peak | None
+
+
+class Outcome(_Outcome, total=False):
+    """The fields of `outcome.json` that readers rely on; a job that failed lacks those below."""
+
+    chance: float | None
+    trivial_score: float | None
+    state_elements: int | None
+    speed_by_length: list[_Speed] | None
 
 
 @dataclass(frozen=True)
@@ -120,17 +169,9 @@ def check_job(path: Path, job: Any, outcome: Any) -> None:
     Raises:
         RunFolderError: a field is missing or has another type.
     """
-    for content, fields in ((job, JOB_FIELDS), (outcome, OUTCOME_FIELDS)):
-        if content is None:
-            continue
-        try:
-            check_types({"job": dict}, {"job": content})
-            check_types(fields, content)
-            missing = [name for name in fields if name not in content]
-        except TypeError as error:
-            raise RunFolderError(f"{path} cannot be used: {error}") from error
-        if missing:
-            raise RunFolderError(f"{path} cannot be used: it has no {missing[0]!r}.")
+    for content, kind in ((job, Job), (outcome, Outcome)):
+        if content is not None:
+            check_content(path, content, kind)
 
 
 def _line(content: dict[str, Any]) -> str:
@@ -179,7 +220,7 @@ def _rounded(value: Any) -> Any:
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file of JSON lines, each with a relative path as "folder"."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = inside(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read: {reason(error)}.") from error
     found = []
@@ -211,7 +252,7 @@ def _stored(table: Path, row: dict[str, Any], curve: dict[str, Any]) -> Stored:
         job = {**{key: row[key] for key in REPEATED if key in row}, **job}
     check_job(folder, job, outcome)
     if "perplexity" in extra:
-        check_perplexity(extra["perplexity"], folder)
+        check_content(folder / FILE, extra["perplexity"], Perplexity, CURE)
     if SAMPLE in extra:
         check_sample(extra[SAMPLE], folder)
     if "config" not in row:

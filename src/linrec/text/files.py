@@ -3,12 +3,14 @@
 import codecs
 import glob
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from linrec.errors import DataError
+from linrec.files import inside, reason
 from linrec.text.texts import Advance
 
 __all__ = ["TextFiles"]
@@ -71,7 +73,8 @@ class TextFiles:
 def _by_split(path: Path) -> dict[str, list[Path]]:
     path = path.expanduser()
     if path.is_file():
-        found, base = [path], path.parent
+        # the file that the user names may be a link
+        found, base = [path], Path(os.path.realpath(path)).parent
     elif path.is_dir():
         found, base = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES], path
         if not any(file.is_file() for file in found):
@@ -88,7 +91,10 @@ def _by_split(path: Path) -> dict[str, list[Path]]:
     else:
         raise DataError(f"`path` = {path} does not exist.")
     # empty files would be empty documents, and add nothing to a stream
-    files = sorted(file for file in found if file.is_file() and file.stat().st_size)
+    try:
+        files = sorted(inside(file, base) for file in found if file.is_file() and file.stat().st_size)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {reason(error)}.") from error
     if not files:
         raise DataError(f"`path` = {path} has no text: its files are empty.")
     return _assigned(path, files, base) if len(files) > 1 else {"train": files}

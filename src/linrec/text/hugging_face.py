@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from linrec.errors import DataError
 from linrec.extras import import_extra
+from linrec.field_types import check_types
 from linrec.files import read_json, write_text
 from linrec.text.packages import one_line
 from linrec.text.tokenizer import FILE, Tokenizer
@@ -70,11 +71,15 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
             about = read_json(beside) if beside.is_file() else {}
+            check_types({CONFIG_FILE: dict}, {CONFIG_FILE: about})
+            check_types({"eos_token": str | dict | None, "name_or_path": str | None}, about)
+            end = about.get("eos_token")
+            # transformers stores a token with options as an object
+            spelt = end.get("content") if isinstance(end, dict) else end
+            check_types({"eos_token.content": str | None}, {"eos_token.content": spelt})
         # the package raises bare exceptions
         except Exception as error:
             raise DataError(f"{path} is not a readable tokenizer: {one_line(error)}.") from error
-        end = about.get("eos_token")
-        spelt = end.get("content") if isinstance(end, dict) else end
         return cls(backend, name=name or about.get("name_or_path") or str(path), end=spelt)
 
     @classmethod

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from linrec.errors import DataError
-from linrec.files import read_json
+from linrec.files import inside, parse_json, reason
 from linrec.text.hugging_face import HuggingFaceTokenizer
 from linrec.text.tokenizer import FILE, ByteTokenizer, CharacterTokenizer, Tokenizer
 
@@ -69,17 +69,22 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     path = Path(folder) / FILE
     if not path.is_file():
         raise DataError(f"there is no tokenizer in {folder}: it has no {FILE}.")
-    return _read(path)
+    try:
+        return _read(inside(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}.") from error
 
 
 def _read(path: Path) -> Tokenizer:
     try:
-        stored = read_json(path)
+        stored = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable tokenizer: {error}.") from error
     kind = stored.get("kind") if isinstance(stored, dict) else None
     if kind == ByteTokenizer.kind:
         return ByteTokenizer()
     if kind == CharacterTokenizer.kind:
+        if not isinstance(stored.get("characters"), str):
+            raise DataError(f"{path} is not a readable tokenizer: `characters` must be a text.")
         return CharacterTokenizer(stored["characters"])
     return HuggingFaceTokenizer.from_file(path)

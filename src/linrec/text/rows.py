@@ -6,6 +6,7 @@ from typing import Any
 
 from linrec.errors import DataError, unknown
 from linrec.extras import import_extra
+from linrec.files import inside
 from linrec.text.packages import one_line
 from linrec.text.texts import Advance
 
@@ -107,6 +108,8 @@ def load_splits(dataset: str, *, config: str | None = None) -> dict[str, Any]:
     datasets = import_extra("datasets", f"the data set {dataset!r}")
     path = Path(dataset).expanduser()
     try:
+        for file in path.rglob("*"):
+            inside(file, path)
         if any((path / name).is_file() for name in SAVED):
             loaded = datasets.load_from_disk(str(path))
         elif path.is_file():

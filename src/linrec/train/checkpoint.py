@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from linrec.errors import CheckpointError
-from linrec.files import force_to_disk, reason, replacing
+from linrec.files import force_to_disk, inside, reason, replacing
 from linrec.tensor_files import UNREADABLE, UNWRITABLE, read_tensors, write_tensors
 
 CURRENT = "checkpoint.safetensors"
@@ -239,4 +239,4 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read(path: Path) -> Checkpoint:
-    return Checkpoint(*read_tensors(path))
+    return Checkpoint(*read_tensors(inside(path)))

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from linrec import tasks
 from linrec.errors import ConfigError, UntrustedCodeError, unknown
+from linrec.field_types import check_types
 from linrec.models import ModelConfig, SequenceClassifierConfig, StackConfig
 from linrec.models.arguments import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, check_numbers, positive
 from linrec.tasks import LanguageModeling, PairedTask, Task
-from linrec.train.field_types import check_types
 
 
 @dataclass(frozen=True)

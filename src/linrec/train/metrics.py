@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from linrec.errors import TrainError
-from linrec.files import append_to, make_subfolder, parse_json, reason, write_text
+from linrec.files import append_to, inside, make_subfolder, parse_json, reason, write_text
+from linrec.rules import check_integers
 from linrec.train.processes import program
 
 FILE = "metrics.jsonl"
@@ -24,7 +25,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         ValueError: a line is not a JSON object with a step and a split.
     """
     try:
-        lines = (folder / FILE).read_bytes().split(b"\n")
+        lines = inside(folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     # complete lines end with a newline, so the text after the last newline is empty or incomplete
@@ -42,13 +43,18 @@ def check_metrics(records: list[Any], name: str) -> list[dict[str, Any]]:
         ValueError: a record is not such an object.
     """
     for number, record in enumerate(records, start=1):
-        if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record):
+        if not (
+            isinstance(record, dict)
+            and isinstance(record.get("step"), int)
+            and isinstance(record.get("split"), str)
+        ):
             raise ValueError(
                 f"line {number} of {name} must be an object with an integer `step` and a `split`"
             )
         for key, value in record.items():
             if key != "split" and not isinstance(value, (int, float)):
-                raise ValueError(f"`{key}` in line {number} of {name} must be a number; got {value!r}")
+                raise ValueError(f"`{key}` in line {number} of {name} must be a number; got {value!r:.80}")
+        check_integers(record)
     return records
 
 

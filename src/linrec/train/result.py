@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 Doing: TypeAlias = Literal["training", "evaluating", "stopping"]
 
@@ -101,6 +101,36 @@ class Reporter:
         self._told = time.monotonic()
         if self._tell is not None:
             self._tell(self._last)
+
+
+class SpanCurve(TypedDict):
+    """Accuracies by the memory that an answer needs, in bins of equal width; None for an empty bin."""
+
+    width: int
+    accuracy: list[float | None]
+    count: list[int]
+
+
+class Scores(TypedDict, total=False):
+    """The scores of a split that readers rely on; tasks have further scores."""
+
+    loss: float | None
+    accuracy: float | None
+    nrmse: float | None
+    span_curve: SpanCurve
+
+
+class StoredResult(TypedDict, total=False):
+    """The types of the fields of `result.json`; results of older versions lack newer fields."""
+
+    test: Scores
+    validation: Scores
+    parameters: int
+    steps: int
+    seconds: float
+    steps_per_second: float
+    probes: dict[str, Scores]
+    best_step: int | None
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 
 from linrec.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError, nearest
+from linrec.field_types import check_content
 from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason, write_text
 from linrec.models import (
     LanguageModel,
@@ -42,9 +43,8 @@ from linrec.train.checkpoint import (
     load_checkpoint,
 )
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
-from linrec.train.field_types import check_types
 from linrec.train.metrics import read_metrics
-from linrec.train.result import Result
+from linrec.train.result import Result, StoredResult
 
 CONFIG = "config.json"
 RESULT = "result.json"
@@ -120,17 +120,33 @@ class Run:
         return model
 
 
-# types of the fields of config.json, beside the configuration, that readers rely on
-ABOUT = {
-    "recipe": str | None,
-    "command": str | None,
-    "total_steps": int,
-    "commit": str | None,
-    "versions": dict,
-    "device": dict,
-    "resumed": list,
-}
-DEVICE = {"type": str, "name": str, "threads": int}
+class Device(TypedDict, total=False):
+    """The device of a run."""
+
+    type: str
+    name: str
+    threads: int
+
+
+class Part(TypedDict):
+    """A part of a run that was resumed: its first step, and fields of the provenance that changed."""
+
+    step: int
+
+
+class About(TypedDict, total=False):
+    """The types of the fields of config.json beside the configuration."""
+
+    recipe: str | None
+    command: str | None
+    total_steps: int
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str]
+    device: Device
+    tokenizer: str
+    processes: int
+    resumed: list[Part]
 
 
 class Records(NamedTuple):
@@ -212,9 +228,9 @@ def checked(folder: Path, records: Records) -> Records:
     Raises:
         RunFolderError: a field has another type.
     """
-    _check_fields(folder / CONFIG, ABOUT, records.about)
-    _check_fields(folder / CONFIG, DEVICE, records.about.get("device", {}), "device.")
-    _check_fields(folder / RESULT, get_type_hints(Result), records.result or {})
+    check_content(folder / CONFIG, records.about, About)
+    if records.result is not None:
+        check_content(folder / RESULT, records.result, StoredResult)
     return records
 
 
@@ -224,8 +240,7 @@ def read_result(folder: Path) -> Result:
     Raises:
         RunFolderError: `result.json` is missing or damaged.
     """
-    stored = _read_json(folder, RESULT)
-    _check_fields(folder / RESULT, get_type_hints(Result), stored)
+    stored = check_content(folder / RESULT, _read_json(folder, RESULT), StoredResult)
     try:
         return Result(
             **{
@@ -355,7 +370,7 @@ def _one_line(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be read: {reason(error)}.") from error
+        raise RunFolderError(f"{error.filename or folder} cannot be read: {reason(error)}.") from error
 
 
 def _check_unused(folder: Path) -> None:
@@ -386,13 +401,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         raise TrainError(f"could not write {path}: {reason(error)}.") from error
 
 
-def _check_fields(path: Path, hints: dict[str, Any], values: dict[str, Any], section: str = "") -> None:
-    try:
-        check_types(hints, values, section)
-    except TypeError as error:
-        raise RunFolderError(f"{path} cannot be used: {error}") from error
-
-
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not folder.is_dir():
         beside = folder.parent
@@ -409,7 +417,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         content = read_json(folder / name)
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{folder / name} cannot be read: {error}") from error
+        raise RunFolderError(f"{folder / name} cannot be read: {reason(error)}.") from error
     if not isinstance(content, dict):
         raise RunFolderError(f"{folder / name} cannot be used: it is not a JSON object.")
     return content
