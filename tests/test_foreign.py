@@ -710,3 +710,36 @@ def test_a_checkpoint_that_is_like_another_gets_no_files_of_the_user(tmp_path: P
     with pytest.raises(ConversionError, match=r"like/key cannot be used: it is a symbolic link that leaves"):
         write_checkpoint(tmp_path / "two", {"x": torch.zeros(1)}, tmp_path / "like")
     assert not (tmp_path / "two").exists()
+
+
+MARKED = "<img src=x> /home/me/text.txt"
+
+
+@thorough
+@pytest.mark.parametrize("command", ["report", "inspect", "suite"])
+def test_fields_of_others_are_plain_text_in_pages(command: str, run: Path) -> None:
+    stored = json.loads((run / "config.json").read_text())
+    stored |= {"command": MARKED, "commit": MARKED, "versions": {MARKED: MARKED}, "recipe": MARKED}
+    stored["device"]["name"] = MARKED
+    stored["config"]["name"] = MARKED
+    if command == "suite":
+        (job,) = make_jobs(get_suite("smoke")[:1], ["min_gru"], [0])
+        folder = write_job(job, Path("suite"), {"command": "linrec bench"})
+        about = json.loads((folder / "job.json").read_text()) | dict.fromkeys(
+            ("task", "mixer", "command"), MARKED
+        )
+        (folder / "job.json").write_text(json.dumps(about))
+        outcome = {"status": MARKED, "message": MARKED, "peak_bytes": None}
+        (folder / "outcome.json").write_text(json.dumps(outcome))
+        assert main(["report", "suite", "--out", "page"]) == 0
+    else:
+        (run / "config.json").write_text(json.dumps(stored))
+        words = ["report", "run"] if command == "report" else ["inspect", "run", "--prompt", "a rose"]
+        assert main([*words, "--out", "page"]) == 0
+    (page,) = Path("page").glob("*.html")
+    assert "&lt;img src=x&gt; text.txt" in page.read_text()
+    assert "<img src=x" not in page.read_text() and "/home/me" not in page.read_text()
+    # pictures have names of their own
+    assert not Path("home").exists() and all(
+        path.parent.name in ("page", "pictures") for path in Path("page").rglob("*.png")
+    )

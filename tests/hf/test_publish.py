@@ -1,6 +1,7 @@
 """`linrec publish` and `linrec eval --tasks`, on a small run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,46 @@ def test_the_card_has_the_scores_and_the_command(run: Path) -> None:
     loss = load_run(run).result["validation"]["loss"]
     assert f"| validation | loss | {loss:.4f} |" in card and " ".join(["linrec", *TRAIN]) in card
     assert card.startswith("---\nlibrary_name: transformers\n") and "| 16 | " in card
+
+
+# a heading, an image, a link and code, as a file of others may have in any field
+MARKED = (
+    "x\n\n# Heading\n<img src=x> [click](https://evil.example) ![i](www.evil.example) ``` | _a_ /home/me/b"
+)
+
+
+def test_fields_of_others_are_plain_text_in_the_card(run: Path) -> None:
+    shutil.copytree(run, "run")
+    stored = json.loads(Path("run/config.json").read_text())
+    stored |= {"command": MARKED, "versions": {MARKED: MARKED}}
+    stored["device"]["name"] = MARKED
+    Path("run/config.json").write_text(json.dumps(stored))
+    result = json.loads(Path("run/result.json").read_text())
+    result["validation"] |= {MARKED: 1.0, "by class": [0.5], "none": None}
+    Path("run/result.json").write_text(json.dumps(result))
+    score = dict.fromkeys(("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), 2.0)
+    perplexity = {"data": f"/home/me/{MARKED}", "command": MARKED, "trained_length": 16}
+    perplexity |= {"scores": [{**score, "length": 16}, {**dict.fromkeys(score), "length": None}]}
+    Path("run/perplexity.json").write_text(json.dumps(perplexity))
+    tasks = {"scores": {MARKED: {MARKED: 0.5}}, "shots": {}, "command": MARKED, "lm_eval": MARKED}
+    Path("run/tasks.json").write_text(json.dumps(tasks))
+    assert main(["publish", "run", "rose"]) == 0
+    card = Path("rose/README.md").read_text()
+    _, _, told = card.partition("## Scores")
+    assert told.count("Heading") == 10 and not [line for line in told.splitlines() if line.startswith("# ")]
+    for mark in ("<img", "](", "https://", "www.", "`", "/home/me", "_a_"):
+        assert mark not in told
+    assert "| state carried | – | – |" in told and "by class" not in told
+    # the weights have the mode of the other files
+    assert len({path.stat().st_mode for path in Path("rose").iterdir()}) == 1
+
+
+def test_a_published_folder_has_no_path_of_the_machine(run: Path) -> None:
+    text = str(run.parent / "text.txt")
+    assert main(["eval", str(run), "--data", text, "--lengths", "16", "--device", "cpu"]) == 0
+    assert main(["publish", str(run), "rose"]) == 0
+    for path in Path("rose").iterdir():
+        assert str(run.parent).encode() not in path.read_bytes(), path.name
 
 
 @pytest.mark.thorough

@@ -142,7 +142,9 @@ def test_a_sample_that_cannot_be_made_is_said(made: Path, tmp_path: Path) -> Non
     shutil.copytree(made / "one", tmp_path / "run")
     (tmp_path / "run" / "tokenizer.json").unlink()
     page = Page(write_report([tmp_path / "run"], tmp_path / "out"))
-    assert "No sample text of run: there is no tokenizer in run" in page.text and str(tmp_path) not in page.text
+    assert (
+        "No sample text of run: there is no tokenizer in run" in page.text and str(tmp_path) not in page.text
+    )
 
 
 @pytest.mark.parametrize(
