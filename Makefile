@@ -1,6 +1,7 @@
 # the two commands of the README are `make demo` and `make test`; both make .venv when it is not there
 PYTHON ?= python3
-# versions to install, in pip's format of constraints
+# versions to install, in pip's format of constraints. For torch without CUDA, run `make .venv/bin/python` first, then
+# .venv/bin/pip install -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,5 +70,5 @@ $(VENV)/.installed-docs: $(VENV)/.installed-test
 	touch $@
 
 $(VENV)/.installed-release: $(BIN)/python pyproject.toml
-	$(BIN)/pip install --quiet 'build>=1.2' 'twine>=6'
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) 'build>=1.2,<2' 'twine>=6,<7'
 	touch $@

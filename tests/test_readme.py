@@ -57,6 +57,23 @@ def test_every_dependency_has_a_row():
     )
 
 
+def test_every_package_that_is_installed_has_a_licence_and_a_version():
+    _, _, pyproject = (ROOT / "pyproject.toml").read_text().partition("[project]")
+    page, pinned = ((ROOT / name).read_text() for name in ("docs/dependencies.md", "constraints.txt"))
+    extras = re.findall(
+        r"^(dependencies|\w+) = \[(.*?)\]$", pyproject.partition("[project.scripts]")[0], re.M | re.S
+    )
+    packages = {name for _, listed in extras for name in re.findall(r'"([\w-]+)(?:\[\w+\])?[<>=]', listed)}
+    assert {"torch", "mkdocstrings", "jax"} <= packages
+    for name in packages:
+        assert re.search(rf"\b{name}\b", page), name
+    _, _, peers = pyproject.partition("peers = [")
+    # torch pins triton; nobody installs the peers but who measures
+    others = {"triton", *re.findall(r'"([\w-]+)>', peers.partition("]")[0])}
+    lines = {line.partition("==")[0].lower().replace("_", "-") for line in pinned.splitlines()}
+    assert packages - others <= lines
+
+
 def test_tables_are_up_to_date(tables):
     for path in tables.FILLED:
         assert tables.filled(path.read_text()) == path.read_text(), "run: python docs/tables.py"
