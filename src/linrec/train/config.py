@@ -12,7 +12,7 @@ from linrec.errors import ConfigError, UntrustedCodeError, unknown
 from linrec.field_types import check_types
 from linrec.models import ModelConfig, SequenceClassifierConfig, StackConfig
 from linrec.models.arguments import complete_mixer_args, mixer_parameters
-from linrec.rules import at_least, check_numbers, positive
+from linrec.rules import at_least, check_integers, check_numbers, positive
 from linrec.tasks import LanguageModeling, PairedTask, Task
 
 
@@ -317,6 +317,7 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         check_types({"config": dict}, {"config": stored})
         fields = _lists_to_tuples(stored)
         check_types({"name": str, **dict.fromkeys(("task", "model", "optim", "loop"), dict)}, fields)
+        check_integers(fields)
         values = dict(fields["task"])
         check_types({"name": str}, values, "task.")
         task_type = tasks.get(values.pop("name"))
