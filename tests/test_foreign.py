@@ -642,7 +642,6 @@ def test_jobs_of_a_suite_write_through_no_link(run: Path) -> None:
 LINKS = [
     ("config.json", "report"),
     ("result.json", "report"),
-    ("metrics.jsonl", "report"),
     ("perplexity.json", "report"),
     ("distillation.json", "report"),
     ("tokenizer.json", "publish"),

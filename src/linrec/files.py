@@ -2,9 +2,9 @@
 
 A run folder may come from a stranger and contain, say, `metrics.jsonl` as a link to one of the user's files.
 So a file is written under a new temporary name, then renamed, which replaces the link. Files opened for
-appending, and subfolders, are refused if they are links. Files that are read from a folder are refused if
-they are links that leave it, because their content may reach files that the user passes on. The folder or
-the file that the user names may itself be a link.
+appending, and subfolders, are refused if they are links. JSON, weights and texts that are read from a folder
+are refused if they are links that leave it, because their content may reach files that the user passes on.
+The folder or the file that the user names may itself be a link.
 """
 
 import contextlib

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from linrec.errors import TrainError
-from linrec.files import append_to, inside, make_subfolder, parse_json, reason, write_text
+from linrec.files import append_to, make_subfolder, parse_json, reason, write_text
 from linrec.rules import check_integers
 from linrec.train.processes import program
 
@@ -25,7 +25,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         ValueError: a line is not a JSON object with a step and a split.
     """
     try:
-        lines = inside(folder / FILE).read_bytes().split(b"\n")
+        lines = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     # complete lines end with a newline, so the text after the last newline is empty or incomplete
