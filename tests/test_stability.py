@@ -18,7 +18,8 @@ LISTED = {
     for module, names in re.findall(r"^\| `linrec\.(\w+)` \| (.*) \|$", PAGE, re.MULTILINE)
 }
 # modules of the inside: the reference describes them under "Inside"
-INTERNAL = {"__main__", "cli", "demo", "extras", "files", "literals", "rules", "tensor_files", "trees"}
+INTERNAL = {"__main__", "cli", "demo", "extras", "field_types", "files", "literals", "restored", "rules"}
+INTERNAL |= {"tensor_files", "trees"}
 
 
 def public(module: ModuleType) -> list[str]:

@@ -92,7 +92,7 @@ class Options:
             got = repr(value)[:80]
             raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {got}.")
         many = len(value) if isinstance(value, list) else value if name in LAYERS else 0
-        if many > COUNT or (kind is int and value > LARGEST):
+        if many > COUNT or (isinstance(value, int) and int(value) > LARGEST):
             most = COUNT if many else LARGEST
             raise ConversionError(f"{self.path}: `{name}` must be at most {most:,}; got {many or value:,}.")
         return value

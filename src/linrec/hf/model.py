@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,10 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
     _no_split_modules = ("Block",)
     _skip_keys_device_placement = ("cache", "past_key_values")
     supports_gradient_checkpointing = True
+
+    if TYPE_CHECKING:
+        # transformers' attributes have no types, and are no tensors or modules alone
+        def __getattr__(self, name: str) -> Any: ...
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise the tensors of a module that the checkpoint lacks; transformers guards all others."""

@@ -191,9 +191,7 @@ def check_state_dict(mixer: Mixer, x: Tensor) -> None:
         raise AssertionError("the outputs do not depend on the weights in the `state_dict`")
     for loaded, how in ((twin, "after loading"), (assigned, "assigned to meta"), (emptied, "after to_empty")):
         loaded.load_state_dict(state, assign=loaded is assigned)
-        torch.testing.assert_close(
-            loaded(x)[0], y, rtol=0, atol=0, msg=lambda message, how=how: f"{how}: {message}"
-        )
+        torch.testing.assert_close(loaded(x)[0], y, rtol=0, atol=0, msg=(how + ": {}").format)
 
 
 def check_autocast(mixer: Mixer, x: Tensor) -> None:

@@ -50,7 +50,8 @@ CONFIG = "config.json"
 RESULT = "result.json"
 # files that a new run must not replace
 VALUABLE = (RESULT, CURRENT, PREVIOUS, DAMAGED, BEST)
-C, M = TypeVar("C", bound=StackConfig), TypeVar("M", bound=torch.nn.Module)
+C = TypeVar("C", bound=StackConfig)
+M = TypeVar("M", bound=torch.nn.Module)
 # files left behind by a run that failed before writing its configuration
 LEFT_BEHIND = {LOCK, partial_of(Path(CONFIG)).name}
 
