@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -92,7 +92,7 @@ class Options:
             got = repr(value)[:80]
             raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {got}.")
         many = len(value) if isinstance(value, list) else value if name in LAYERS else 0
-        if many > COUNT or (isinstance(value, int) and int(value) > LARGEST):
+        if many > COUNT or (kind is int and cast(int, value) > LARGEST):
             most = COUNT if many else LARGEST
             raise ConversionError(f"{self.path}: `{name}` must be at most {most:,}; got {many or value:,}.")
         return value
