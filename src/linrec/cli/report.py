@@ -56,7 +56,7 @@ def _write_suite(jobs: Sequence[Stored], out: Path) -> Path:
 
 def _title(jobs: Sequence[Stored]) -> str:
     """Return the title that `linrec bench` gives: the suites in the commands of the jobs."""
-    suites = []
+    suites: list[str] = []
     for job in jobs:
         _, found, options = (job.job or {})["command"].partition(" bench ")
         suites += options.split()[:1] if found else []
