@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -91,10 +91,10 @@ class Options:
         if type(value) is not kind:
             got = repr(value)[:80]
             raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {got}.")
-        many = len(value) if isinstance(value, list) else value if name in LAYERS else 0
-        if many > COUNT or (kind is int and cast(int, value) > LARGEST):
-            most = COUNT if many else LARGEST
-            raise ConversionError(f"{self.path}: `{name}` must be at most {most:,}; got {many or value:,}.")
+        size = len(value) if isinstance(value, list) else value if isinstance(value, int) else 0
+        most = COUNT if isinstance(value, list) or name in LAYERS else LARGEST
+        if size > most:
+            raise ConversionError(f"{self.path}: `{name}` must be at most {most:,}; got {size:,}.")
         return value
 
     def supported(self, name: str, choices: Sequence[Any], default: Any = None) -> Any:

@@ -4,11 +4,40 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 PACKAGES = ("linrec", "torch", "triton", "numba", "numpy", "lightning-fabric", "lightning", "safetensors")
+
+
+class Device(TypedDict, total=False):
+    """The device of a run."""
+
+    type: str
+    name: str
+    threads: int
+
+
+class Part(TypedDict):
+    """A part of a run that was resumed: its first step, and fields of the provenance that changed."""
+
+    step: int
+
+
+class About(TypedDict, total=False):
+    """The types of the fields of config.json beside the configuration."""
+
+    recipe: str | None
+    command: str | None
+    total_steps: int
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str]
+    device: Device
+    tokenizer: str
+    processes: int
+    resumed: list[Part]
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

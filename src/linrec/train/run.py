@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ from linrec.train.checkpoint import (
 )
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
 from linrec.train.metrics import read_metrics
+from linrec.train.provenance import About
 from linrec.train.result import Result, StoredResult
 
 CONFIG = "config.json"
@@ -119,35 +120,6 @@ class Run:
         check_weights(checkpoint, model, self.path)
         model.load_state_dict(checkpoint.part("model."))
         return model
-
-
-class Device(TypedDict, total=False):
-    """The device of a run."""
-
-    type: str
-    name: str
-    threads: int
-
-
-class Part(TypedDict):
-    """A part of a run that was resumed: its first step, and fields of the provenance that changed."""
-
-    step: int
-
-
-class About(TypedDict, total=False):
-    """The types of the fields of config.json beside the configuration."""
-
-    recipe: str | None
-    command: str | None
-    total_steps: int
-    commit: str | None
-    dirty: bool | None
-    versions: dict[str, str]
-    device: Device
-    tokenizer: str
-    processes: int
-    resumed: list[Part]
 
 
 class Records(NamedTuple):
