@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders that never follow a symbolic link, and locks of folders.
+"""Atomic writes of files and folders that never follow a symbolic link, checksums, and locks of folders.
 
 A run folder may come from a stranger and contain, say, `metrics.jsonl` as a link to one of the user's files.
 So a file is written under a new temporary name, then renamed, which replaces the link. Files opened for
@@ -10,10 +10,12 @@ The folder or the file that the user names may itself be a link.
 import contextlib
 import errno
 import json
+import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,11 +25,14 @@ __all__ = [
     "LOCK",
     "FolderInUseError",
     "append_to",
+    "checksum",
     "creating",
     "force_to_disk",
     "inside",
+    "json_text",
     "locked",
     "make_subfolder",
+    "mapped",
     "parse_json",
     "partial_of",
     "read_json",
@@ -37,6 +42,10 @@ __all__ = [
 ]
 
 LOCK = ".lock"
+CHECKSUM = "checksum"
+# marks the value too, so that damage to the name cannot hide the checksum
+ALGORITHM = "crc32:"
+WRONG = "its checksum is wrong, so the file was damaged or edited"
 
 
 class FolderInUseError(Exception):
@@ -146,6 +155,45 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def checksum(*parts: bytes | memoryview) -> str:
+    """Return the checksum of bytes in parts, as files store it; it changes with every bit.
+
+    Example:
+        >>> checksum(b"linear ", b"recurrence")
+        'crc32:0daef859'
+    """
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return f"{ALGORITHM}{crc:08x}"
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file, which are read when they are taken."""
+    with path.open("rb") as file:
+        # an empty file cannot be mapped
+        if not os.fstat(file.fileno()).st_size:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+            yield view
+
+
+def json_text(content: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Return a JSON object with its checksum as the last member; `parse_json` verifies and removes it.
+
+    Example:
+        >>> json_text({"step": 3})
+        '{"step": 3, "checksum": "crc32:08b1f3bf"}'
+        >>> parse_json(json_text({"step": 3}))
+        {'step': 3}
+    """
+    # as it will be read: names become strings
+    plain = json.loads(json.dumps(content))
+    return json.dumps({**plain, CHECKSUM: _json_checksum(plain)}, indent=indent)
+
+
 def append_to(path: Path) -> TextIO:
     """Open a text file in UTF-8 for appending, and create it if it does not exist.
 
@@ -215,7 +263,7 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
 
     Raises:
         OSError: the file cannot be read, or is a symbolic link that leaves its folder.
-        ValueError: the file is not valid JSON, or is nested too deeply.
+        ValueError: the file is not valid JSON, is nested too deeply, or has a wrong checksum.
     """
     return parse_json(inside(path).read_text(encoding="utf-8"), object_hook=object_hook)
 
@@ -223,8 +271,11 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
 def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Return the content of a JSON string; arguments as for `read_json`.
 
+    The checksum of an object that `json_text` wrote is verified. Objects without a checksum are accepted,
+    because other programs and earlier versions write them.
+
     Raises:
-        ValueError: the string is not valid JSON, or is nested too deeply.
+        ValueError: the string is not valid JSON, is nested too deeply, or has a wrong checksum.
 
     Example:
         >>> parse_json("[" * 100_000)
@@ -232,7 +283,15 @@ def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any
         ValueError: its JSON is nested too deeply
     """
     try:
-        return json.loads(text, object_hook=object_hook)
+        content = json.loads(text, object_hook=object_hook)
+        if not isinstance(content, dict) or not content:
+            return content
+        name, stored = content.popitem()
+        if name != CHECKSUM and not (isinstance(stored, str) and stored.startswith(ALGORITHM)):
+            return {**content, name: stored}
+        if name != CHECKSUM or stored != _json_checksum(content):
+            raise ValueError(f"{WRONG}; restore it, or remove its `{CHECKSUM}` if you edited it yourself")
+        return content
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
 
@@ -295,6 +354,10 @@ def reason(error: Exception) -> str:
         'No space left on device'
     """
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _json_checksum(content: Mapping[str, Any]) -> str:
+    return checksum(json.dumps(content, sort_keys=True).encode())
 
 
 def _is_link(path: Path) -> OSError:
