@@ -29,7 +29,7 @@ __all__ = [
     "creating",
     "force_to_disk",
     "inside",
-    "json_text",
+    "json_line",
     "locked",
     "make_subfolder",
     "mapped",
@@ -38,6 +38,7 @@ __all__ = [
     "read_json",
     "reason",
     "replacing",
+    "write_json",
     "write_text",
 ]
 
@@ -180,18 +181,25 @@ def mapped(path: Path) -> Iterator[memoryview]:
             yield view
 
 
-def json_text(content: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """Return a JSON object with its checksum as the last member; `parse_json` verifies and removes it.
+def json_line(content: Mapping[str, Any], *, separators: tuple[str, str] | None = None) -> str:
+    """Return a JSON object as a line, with its checksum as the last member; `parse_json` verifies it.
+
+    Args:
+        content: the object, without a member `checksum`.
+        separators: see `json.dumps`.
 
     Example:
-        >>> json_text({"step": 3})
-        '{"step": 3, "checksum": "crc32:08b1f3bf"}'
-        >>> parse_json(json_text({"step": 3}))
+        >>> print(json_line({"step": 3}), end="")
+        {"step": 3, "checksum": "crc32:08b1f3bf"}
+        >>> parse_json(json_line({"step": 3}))
         {'step': 3}
     """
-    # as it will be read: names become strings
-    plain = json.loads(json.dumps(content))
-    return json.dumps({**plain, CHECKSUM: _json_checksum(plain)}, indent=indent)
+    return json.dumps(_sealed(content), separators=separators) + "\n"
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, with its checksum as the last member; `read_json` verifies it."""
+    write_text(path, json.dumps(_sealed(content), indent=2) + "\n")
 
 
 def append_to(path: Path) -> TextIO:
@@ -255,7 +263,10 @@ def inside(path: Path, folder: Path | None = None) -> Path:
 
 
 def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON file of a folder.
+    """Return the content of a JSON file of a folder, and verify the checksum that `write_json` wrote.
+
+    The checksum does not count if the file has lost its last newline. Damage makes such a file invalid, but
+    programs that edit it with `json.dumps` leave the newline out.
 
     Args:
         path: the file.
@@ -265,14 +276,19 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
         OSError: the file cannot be read, or is a symbolic link that leaves its folder.
         ValueError: the file is not valid JSON, is nested too deeply, or has a wrong checksum.
     """
-    return parse_json(inside(path).read_text(encoding="utf-8"), object_hook=object_hook)
+    content = inside(path).read_bytes()
+    return parse_json(content, object_hook=object_hook, verify=content.endswith(b"\n"))
 
 
-def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON string; arguments as for `read_json`.
+def parse_json(
+    text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None, verify: bool = True
+) -> Any:
+    """Return the content of a JSON string without its checksum.
 
-    The checksum of an object that `json_text` wrote is verified. Objects without a checksum are accepted,
-    because other programs and earlier versions write them.
+    Args:
+        text: the string.
+        object_hook: replaces each object; see `json.loads`.
+        verify: whether to verify the checksum of an object that has one.
 
     Raises:
         ValueError: the string is not valid JSON, is nested too deeply, or has a wrong checksum.
@@ -283,17 +299,20 @@ def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any
         ValueError: its JSON is nested too deeply
     """
     try:
-        content = json.loads(text, object_hook=object_hook)
+        decoded = text if isinstance(text, str) else text.decode()
+        content = json.loads(decoded, object_hook=object_hook)
         if not isinstance(content, dict) or not content:
             return content
         name, stored = content.popitem()
         if name != CHECKSUM and not (isinstance(stored, str) and stored.startswith(ALGORITHM)):
             return {**content, name: stored}
-        if name != CHECKSUM or stored != _json_checksum(content):
+        if verify and {name: stored} != {CHECKSUM: _json_checksum(content)}:
             raise ValueError(f"{WRONG}; restore it, or remove its `{CHECKSUM}` if you edited it yourself")
         return content
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{error}; restore it") from error
 
 
 @contextlib.contextmanager
@@ -354,6 +373,12 @@ def reason(error: Exception) -> str:
         'No space left on device'
     """
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    # as it will be read: names become strings
+    plain = json.loads(json.dumps(content))
+    return {**plain, CHECKSUM: _json_checksum(plain)}
 
 
 def _json_checksum(content: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Shards: the tokens of a text in memory-mapped files, with an index file that describes them.
 
-The index has its own checksum and the checksum of every file. Opening shards verifies all files, at a gigabyte
-a second. Files over 256 MiB are verified once: their size, inode and times are then noted in `verified.json`,
+The index has its own checksum and the checksum of every file. Opening shards verifies all files, a gigabyte a
+second. Files over 256 MiB are verified once: their size, inode and times are then noted in `verified.json`,
 and they are verified again only if one of these has changed.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linrec.errors import DataError
-from linrec.files import WRONG, checksum, json_text, mapped, read_json, write_text
+from linrec.files import WRONG, checksum, mapped, read_json, write_json
 from linrec.text.load import read_tokenizer
 from linrec.text.pieces import Counter, TextCounts, batches, pieces
 from linrec.text.tokenizer import Tokenizer
@@ -108,7 +108,7 @@ class Shards:
         if known != before:
             # another user's cache may be read-only, and is verified each time
             with contextlib.suppress(OSError):
-                write_text(self.folder / VERIFIED, json_text(known))
+                write_json(self.folder / VERIFIED, known)
 
     def _check(self, split: str, counts: TextCounts) -> None:
         """Raise ValueError if tokens, starts and counts of a split do not fit together."""
@@ -230,8 +230,7 @@ class ShardWriter:
             "splits": {split: asdict(counts) for split, counts in self._counts.items()},
             "tokenizer": {"name": self._tokenizer.name, "fingerprint": self._tokenizer.fingerprint},
         }
-        with self._file(INDEX) as file:
-            file.write(json_text(index, indent=1).encode())
+        write_json(self._folder / INDEX, index)
 
     @contextmanager
     def _file(self, name: str) -> Iterator[BinaryIO]:

@@ -347,6 +347,9 @@ def _fit(
             best_step=best_step or None,
         )
     about = {"recipe": config.name, "seed": loop.seed, **described}
+    if log is not None:
+        # so that a shortened log is found
+        about["records"] = log.records
     first(fabric, write_json, folder / RESULT, {**dataclasses.asdict(result), **about})
     return result
 
