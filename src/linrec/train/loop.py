@@ -33,7 +33,7 @@ from linrec.train.checkpoint import (
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
 from linrec.train.data import Batches, begins_epoch, staged
-from linrec.train.fabric import make_fabric, uses_compile
+from linrec.train.fabric import expect_skipped, make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog
 from linrec.train.optim import make_optimizers, set_learning_rate
@@ -54,7 +54,7 @@ from linrec.train.state import (
     seed_all,
     seed_dropout,
 )
-from linrec.train.step import CapturedStep, Objective, evaluate, reads_values, train_step
+from linrec.train.step import CapturedStep, Objective, evaluate, may_skip, reads_values, train_step
 from linrec.trees import leaves
 
 NEWTON = {backend.mode for backend in OPERATOR.backends} - {"recurrent"}
@@ -185,6 +185,9 @@ def _fit(
         model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
     objective: Any = Objective(model)
+    firsts = (next(batches.epoch(0)) for _, batches in stages)
+    if fabric.world_size > 1 and loop.strategy != "fsdp" and may_skip(fabric, objective, firsts):
+        expect_skipped(fabric)
     if compiled:
         held.enter_context(compiling())
         objective.compile()
