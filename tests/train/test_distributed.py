@@ -69,7 +69,6 @@ ARMS: dict[str, dict[str, Any]] = {
     # no window reaches the end of a segment, so that some parameters have no gradient
     "ddp-segments": {"mixer": "block_recurrent", "mixer_args": {"segment_length": 16}},
     "fsdp-segments": {"mixer": "block_recurrent", "mixer_args": {"segment_length": 16}},
-    "ddp-memory": {"memory": {"kind": "memformer", "segment_length": 16}},
     "fsdp": {"mixer": "gate_loop", "recompute": True},
     "fsdp-hgru": {"mixer": "hgru", "tie_embeddings": True},
 }
