@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from linrec.files import ALGORITHM, CHECKSUM, WRONG, checksum, mapped, parse_json
+from linrec.files import ALGORITHM, CHECKSUM, WRONG, checksum, mapped, parse_json, replacing
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError)
 """The errors that `read_tensors` raises for a file that is missing, damaged or foreign."""
@@ -64,6 +64,13 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     with path.open("r+b") as file:
         file.seek(place)
         file.write(digits.encode())
+
+
+def seal(path: Path) -> None:
+    """Add a checksum to a safetensors file of another library; errors are those of `write_tensors`."""
+    with safe_open(path, framework="pt") as file, replacing(path) as partial:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        write_sealed(partial, tensors, file.metadata() or {})
 
 
 def read_tensors(path: Path, *, name: str = NAME) -> tuple[dict[str, Tensor], dict[str, Any]]:
