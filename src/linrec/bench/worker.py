@@ -19,6 +19,7 @@ from linrec.bench.jobs import FAILED, FILE, NO_DATA, OUTCOME, RUN, first_line, w
 from linrec.bench.speed import speed_by_length, state_elements
 from linrec.errors import memory_error
 from linrec.files import locked
+from linrec.report.stored import read_record
 from linrec.tasks import Task, judged_by
 from linrec.text import DataError
 from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
