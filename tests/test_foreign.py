@@ -1,5 +1,6 @@
 """Run folders of others: no code of theirs runs unasked, and what is wrong with them is said in one line."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -537,6 +538,44 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
         said = [line for line in process.stderr if not line.startswith("import time:")]
     if process.returncode != 2:
         assert (process.returncode, said) == (130, ["linrec: stopped.\n"])
+
+
+@thorough
+@pytest.mark.parametrize(("compile", "after"), [("off", 0.0), ("on", 0.5), ("on", 3.0)])
+@pytest.mark.parametrize("between", [0.02, 0.5])
+def test_ctrl_c_twice_before_the_first_step_is_one_line(
+    compile: str, after: float, between: float, tmp_path: Path
+) -> None:
+    run, out = tmp_path / "run", ["--out", str(tmp_path / "run")]
+    small = [
+        "memory-horizon-demo",
+        "--loop.device",
+        "cpu",
+        "--model.d-model",
+        "8",
+        "--loop.log-every",
+        "1000",
+    ]
+    words = [sys.executable, "-m", "linrec", "train", *small, "--loop.compile", compile, *out]
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        while not (run / "config.json").exists():
+            time.sleep(0.01)
+        time.sleep(after)
+        # the terminal signals every process of its foreground
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            time.sleep(between)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said.startswith("linrec: stopped") and said.count("\n") == 1
+    assert not list(tmp_path.rglob("*.partial"))
+    # what is there is the beginning of a run, which the command starts again
+    assert load_run(run).result is None
+    if not (run / "checkpoint.safetensors").exists():
+        assert main(["train", *small, "--loop.steps", "1", "--optim.warmup-steps", "0", *out]) == 0
 
 
 def test_ctrl_c_within_exec_has_the_exit_status_of_ctrl_c(tmp_path: Path) -> None:

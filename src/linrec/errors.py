@@ -125,6 +125,10 @@ class InterruptedRunError(TrainError):
     """The run was asked to stop, and stopped after writing its checkpoint."""
 
 
+class LostProcessError(TrainError):
+    """Another process that trains the model has ended, or cannot be reached."""
+
+
 class MissingExtraError(ConfigError, DataError, ImportError):
     """A package of an extra is not installed; the message names the extra.
 

@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders that never follow a symbolic link, and locks of folders.
+"""Atomic writes of files and folders that never follow a symbolic link, checksums, and locks of folders.
 
 A run folder may come from a stranger and contain, say, `metrics.jsonl` as a link to one of the user's files.
 So a file is written under a new temporary name, then renamed, which replaces the link. Files opened for
@@ -10,10 +10,12 @@ The folder or the file that the user names may itself be a link.
 import contextlib
 import errno
 import json
+import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,20 +25,28 @@ __all__ = [
     "LOCK",
     "FolderInUseError",
     "append_to",
+    "checksum",
     "creating",
     "force_to_disk",
     "inside",
+    "json_line",
     "locked",
     "make_subfolder",
+    "mapped",
     "parse_json",
     "partial_of",
     "read_json",
     "reason",
     "replacing",
+    "write_json",
     "write_text",
 ]
 
 LOCK = ".lock"
+CHECKSUM = "checksum"
+# marks the value too, so that damage to the name cannot hide the checksum
+ALGORITHM = "crc32:"
+WRONG = "its checksum is wrong, so the file was damaged or edited"
 
 
 class FolderInUseError(Exception):
@@ -146,6 +156,52 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def checksum(*parts: bytes | memoryview) -> str:
+    """Return the checksum of bytes in parts, as files store it; it changes with every bit.
+
+    Example:
+        >>> checksum(b"linear ", b"recurrence")
+        'crc32:0daef859'
+    """
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return f"{ALGORITHM}{crc:08x}"
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file, which are read when they are taken."""
+    with path.open("rb") as file:
+        # an empty file cannot be mapped
+        if not os.fstat(file.fileno()).st_size:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+            yield view
+
+
+def json_line(content: Mapping[str, Any], *, separators: tuple[str, str] | None = None) -> str:
+    """Return a JSON object as a line, with its checksum as the last member; `parse_json` verifies it.
+
+    Args:
+        content: the object, without a member `checksum`.
+        separators: see `json.dumps`.
+
+    Example:
+        >>> print(json_line({"step": 3}), end="")
+        {"step": 3, "checksum": "crc32:08b1f3bf"}
+        >>> parse_json(json_line({"step": 3}))
+        {'step': 3}
+    """
+    return json.dumps(_sealed(content), separators=separators) + "\n"
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, with its checksum as the last member; `read_json` verifies it."""
+    write_text(path, json.dumps(_sealed(content), indent=2) + "\n")
+
+
 def append_to(path: Path) -> TextIO:
     """Open a text file in UTF-8 for appending, and create it if it does not exist.
 
@@ -207,7 +263,10 @@ def inside(path: Path, folder: Path | None = None) -> Path:
 
 
 def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON file of a folder.
+    """Return the content of a JSON file of a folder, and verify the checksum that `write_json` wrote.
+
+    The checksum does not count if the file has lost its last newline. Damage makes such a file invalid, but
+    programs that edit it with `json.dumps` leave the newline out.
 
     Args:
         path: the file.
@@ -215,16 +274,24 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
 
     Raises:
         OSError: the file cannot be read, or is a symbolic link that leaves its folder.
-        ValueError: the file is not valid JSON, or is nested too deeply.
+        ValueError: the file is not valid JSON, is nested too deeply, or has a wrong checksum.
     """
-    return parse_json(inside(path).read_text(encoding="utf-8"), object_hook=object_hook)
+    content = inside(path).read_bytes()
+    return parse_json(content, object_hook=object_hook, verify=content.endswith(b"\n"))
 
 
-def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON string; arguments as for `read_json`.
+def parse_json(
+    text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None, verify: bool = True
+) -> Any:
+    """Return the content of a JSON string without its checksum.
+
+    Args:
+        text: the string.
+        object_hook: replaces each object; see `json.loads`.
+        verify: whether to verify the checksum of an object that has one.
 
     Raises:
-        ValueError: the string is not valid JSON, or is nested too deeply.
+        ValueError: the string is not valid JSON, is nested too deeply, or has a wrong checksum.
 
     Example:
         >>> parse_json("[" * 100_000)
@@ -232,9 +299,20 @@ def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any
         ValueError: its JSON is nested too deeply
     """
     try:
-        return json.loads(text, object_hook=object_hook)
+        decoded = text if isinstance(text, str) else text.decode()
+        content = json.loads(decoded, object_hook=object_hook)
+        if not isinstance(content, dict) or not content:
+            return content
+        name, stored = content.popitem()
+        if name != CHECKSUM and not (isinstance(stored, str) and stored.startswith(ALGORITHM)):
+            return {**content, name: stored}
+        if verify and {name: stored} != {CHECKSUM: _json_checksum(content)}:
+            raise ValueError(f"{WRONG}; restore it, or remove its `{CHECKSUM}` if you edited it yourself")
+        return content
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{error}; restore it") from error
 
 
 @contextlib.contextmanager
@@ -295,6 +373,16 @@ def reason(error: Exception) -> str:
         'No space left on device'
     """
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    # as it will be read: names become strings
+    plain = json.loads(json.dumps(content))
+    return {**plain, CHECKSUM: _json_checksum(plain)}
+
+
+def _json_checksum(content: Mapping[str, Any]) -> str:
+    return checksum(json.dumps(content, sort_keys=True).encode())
 
 
 def _is_link(path: Path) -> OSError:

@@ -11,6 +11,7 @@ from linrec.bench.jobs import write_job
 from linrec.bench.rows import make_row
 from linrec.bench.worker import run_job
 from linrec.cli import main
+from linrec.files import parse_json
 from linrec.report import compare_runs
 from linrec.report.stored import read_stored
 from tests.bench.test_running import OWN, TINY
@@ -33,7 +34,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 run_job(folder)
     # speeds have more digits than a table keeps
     for path in out.rglob("metrics.jsonl"):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
+        records = [parse_json(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps({k: rounded(v) for k, v in r.items()}) + "\n" for r in records))
     return out
 

@@ -16,6 +16,7 @@ import pytest
 from linrec.bench import queue as module
 from linrec.bench.queue import MIB, Queue, QueuedJob, read_queue
 from linrec.cli import main
+from linrec.files import read_json
 from linrec.report import read_runs
 from linrec.train import ConfigError, load_run
 from linrec.train.checkpoint import BEST, CURRENT, PREVIOUS
@@ -216,7 +217,7 @@ def test_a_queue_that_was_killed_goes_on(queue: Maker) -> None:
         queue(text.replace("train lm", "train lm --loop.steps 3"))
     # jobs of another file are kept
     queue(f"{HEAD}[other]\n")[0].run(0, grace=0)
-    assert json.loads((queue.folder / "queue.json").read_text()).keys() == {"a", "b", "c", "other"}
+    assert read_json(queue.folder / "queue.json").keys() == {"a", "b", "c", "other"}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +287,7 @@ def test_a_stopped_and_a_killed_allocation_lose_nothing(tmp_path: Path) -> None:
     allocation(signal.SIGKILL, 120, -signal.SIGKILL)
     # jobs that still write their checkpoints are waited for
     assert subprocess.run(command, cwd=tmp_path, env=env).returncode == 0
-    stored = json.loads((folder / "queue.json").read_text())
+    stored = read_json(folder / "queue.json")
     assert [job["status"] for job in stored.values()] == ["done", "done"]
     for seed in (0, 1):
         straight = tmp_path / f"straight-{seed}"

@@ -1,4 +1,3 @@
-import json
 import re
 import stat
 
@@ -8,6 +7,8 @@ import torch
 
 from linrec.generation import GenerationState, StateFileError, generate, load_state, pad_prompts, save_state
 from linrec.generation.state import named
+from linrec.generation.state_file import NAME
+from linrec.tensor_files import read_tensors, write_tensors
 from tests.tiers import tiered
 
 from .models import FIRST, MIXERS, build, prompt
@@ -103,11 +104,9 @@ def test_files_that_are_no_states(tmp_path):
 
 def rewritten(path, change) -> None:
     """Change the tensors and the description of a state file."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["generation"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, about = read_tensors(path, name=NAME)
     change(tensors, about)
-    path.write_bytes(safetensors.torch.save(tensors, {"generation": json.dumps(about)}))
+    write_tensors(path, tensors, about, name=NAME)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def rewritten(path, change) -> None:
         (lambda t, about: t.update({"layers.rows.0": torch.tensor([0, 0])}), "each of 2 rows once"),
         (lambda t, about: about.pop("drawn"), "it lacks the number of generated tokens"),
         (lambda t, about: about.update(drawn=-1), "it lacks the number of generated tokens"),
-        (lambda t, about: about.update(format=2), "was written by linrec 0.1.0; linrec 0.1.0 cannot read"),
+        (lambda t, about: about.update(format=3), "was written by linrec 0.1.0; linrec 0.1.0 cannot read"),
     ],
 )
 def test_damaged_states(change, message, tmp_path):

@@ -90,6 +90,19 @@ def test_a_published_run_is_loaded_and_generates_a_padded_batch(run: Path) -> No
     assert model.config.max_position_embeddings == 16 and model.generation_config.eos_token_id == 256
 
 
+@thorough
+def test_damaged_weights_are_refused(run: Path) -> None:
+    assert main(["publish", str(run), "damaged"]) == 0
+    path = Path("damaged/model.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"damaged/model.safetensors cannot be loaded: its checksum is wrong"
+    ):
+        transformers.AutoModelForCausalLM.from_pretrained("damaged")
+
+
 def test_the_card_has_the_scores_and_the_command(run: Path) -> None:
     text = str(run.parent / "text.txt")
     assert main(["eval", str(run), "--data", text, "--lengths", "16", "--device", "cpu"]) == 0

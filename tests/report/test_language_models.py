@@ -14,6 +14,7 @@ import torch
 from linrec.cli import main
 from linrec.errors import printable
 from linrec.evaluation import choose_text, evaluate_run
+from linrec.files import parse_json
 from linrec.models import ModelConfig
 from linrec.report import collect_runs, write_report
 from linrec.report.page import Sample, render_page
@@ -158,7 +159,7 @@ def test_a_sample_that_cannot_be_made_is_said(made: Path, tmp_path: Path) -> Non
 )
 def test_a_damaged_sample_of_a_table_is_one_line(made: Path, tmp_path: Path, sample, message: str) -> None:
     rows, _ = collect_runs([made / "one"], tmp_path)
-    row = json.loads(rows.read_text())
+    row = parse_json(rows.read_text())
     row["extra"]["sample"] = sample
     rows.write_text(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=f"the row of .*one cannot be used: {message}"):

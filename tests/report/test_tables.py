@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from linrec.cli import main
+from linrec.files import read_json
 from linrec.report import collect_runs, compare_runs, read_runs, write_report
 from linrec.train import RunFolderError, load_run
 from tests.report.conftest import RunMaker
@@ -43,7 +44,7 @@ def test_a_table_has_a_line_per_run_with_all_that_the_folder_has(runs: Path, tab
     names = ["arms/data-0", "arms/data-1", "arms/fixed-0", "other/fixed-1"]
     assert [row["folder"] for row in rows] == [curve["folder"] for curve in curves] == names
     for name, row, run in zip(names, rows, read_runs([table]), strict=True):
-        stored = json.loads((runs / name / "config.json").read_text())
+        stored = read_json(runs / name / "config.json")
         assert {key: row[key] for key in stored} == stored
         of_folder = load_run(runs / name)
         assert run.path == table / name and run.config == of_folder.config

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from linrec.files import read_json
 from linrec.text import ByteTokenizer, DataError, Shards, TextCounts, TextFiles, default_cache, tokenised
 from linrec.text.progress import ReadingDisplay
 from linrec.text.shards import write_shards
@@ -145,25 +146,83 @@ def test_of_two_processes_the_first_to_finish_wins(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
 
 
+def complaint(folder: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        Shards(folder)
+    said = str(caught.value)
+    assert said.startswith(f"the tokens in {folder} cannot be read: ") and "\n" not in said
+    assert said.endswith(" Delete the folder; it will be made again.")
+    return said
+
+
 def test_damaged_tokens_are_found(write):
     shards = make(write(a__txt=TEXT))
-    tokens = shards.folder / "train.ids"
-    content = tokens.read_bytes()
+    tokens, index = shards.folder / "train.ids", shards.folder / "index.json"
+    content, stored = tokens.read_bytes(), read_json(index)
     tokens.write_bytes(content[:-1])
-    with pytest.raises(DataError, match=r"the tokens in .* are damaged, .* Delete the folder"):
-        Shards(shards.folder)
+    assert f"train.ids has {len(content) - 1} bytes, not {len(content)}" in complaint(shards.folder)
     tokens.unlink()
-    with pytest.raises(DataError, match=r"the tokens in .* cannot be read: .*train.ids"):
-        Shards(shards.folder)
+    assert "No such file" in complaint(shards.folder)
     tokens.write_bytes(content)
-    index = shards.folder / "index.json"
-    stored = json.loads(index.read_text())
     index.write_text(json.dumps({**stored, "version": 0}))
-    with pytest.raises(DataError, match="of another version"):
-        Shards(shards.folder)
-    index.write_text("[]")
-    with pytest.raises(DataError, match="cannot be read"):
-        Shards(shards.folder)
+    assert "index.json is of another version" in complaint(shards.folder)
+    for text, message in (("[]", ""), ("{}", "index.json lacks 'version'")):
+        index.write_text(text)
+        assert message in complaint(shards.folder)
+
+
+def earlier(shards: Shards, **changed) -> Path:
+    """Turn the index into an index without checksums, with other values."""
+    index = shards.folder / "index.json"
+    stored = read_json(index)
+    files = {name: (shards.folder / name).stat().st_size for name in stored["files"]}
+    index.write_text(json.dumps({**stored, "version": 2, "files": files, **changed}))
+    return shards.folder
+
+
+def test_tokens_of_earlier_versions_load_with_one_line(write):
+    first = make(write(a__txt=TEXT))
+    earlier(first)
+    with pytest.warns(UserWarning, match=r"the tokens in .* have no checksum, .* delete the folder to make"):
+        again = make(write(a__txt=TEXT))
+    assert again.folder == first.folder and again.tokens("train").tolist() == first.tokens("train").tolist()
+
+
+@pytest.mark.parametrize("dtype", [">u2", "<i2", "<f2", "|O", 3])
+def test_tokens_of_another_dtype_are_refused(dtype, write):
+    said = complaint(earlier(make(write(a__txt=TEXT)), dtype=dtype))
+    assert f"`dtype` must be one of <u2, <u4; got {dtype!r}" in said
+
+
+def test_tokens_that_do_not_fit_together_are_refused(write):
+    shards = make(write(train__txt="abc", valid__txt="de"), documents=True)
+    counts = read_json(shards.folder / "index.json")["splits"]
+    for found, message in (({"tokens": 3}, "has 4 tokens"), ({"words": -1}, "integers of at least 0")):
+        folder = earlier(shards, splits={**counts, "train": {**counts["train"], **found}})
+        assert message in complaint(folder)
+    folder = earlier(shards, splits={**counts, "test": counts["train"]})
+    assert "test.ids has 0 tokens, but index.json counts 4" in complaint(folder)
+    np.array([0, 5], "<i8").tofile(folder / "train.starts")
+    assert "train.starts must be ascending indices of 4 tokens" in complaint(earlier(shards, splits=counts))
+    np.array([97, 257, 98, 256], "<u2").tofile(folder / "train.ids")
+    assert "train.ids has the token 257, but its tokenizer has 257 tokens" in complaint(folder)
+
+
+def test_large_files_are_verified_once_and_again_after_a_change(write, monkeypatch):
+    monkeypatch.setattr("linrec.text.shards.SMALL", 8)
+    folder = write(a__txt=TEXT)
+    shards = make(folder)
+    read = []
+    monkeypatch.setattr("linrec.text.shards.checksum", lambda content: read.append(len(content)) or "")
+    make(folder)
+    # the tokenizer has more than 8 bytes too
+    assert read == []
+    tokens = shards.folder / "train.ids"
+    content = bytearray(tokens.read_bytes())
+    content[-1] ^= 1
+    tokens.write_bytes(content)
+    monkeypatch.undo()
+    assert "train.ids: its checksum is wrong" in complaint(shards.folder)
 
 
 def test_a_cache_that_cannot_be_written(write, tmp_path):

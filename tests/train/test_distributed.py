@@ -66,6 +66,9 @@ PATIENT = 300
 WIDTH = 7
 ARMS: dict[str, dict[str, Any]] = {
     "ddp": {"mixer": "gate_loop"},
+    # no window reaches the end of a segment, so that some parameters have no gradient
+    "ddp-segments": {"mixer": "block_recurrent", "mixer_args": {"segment_length": 16}},
+    "fsdp-segments": {"mixer": "block_recurrent", "mixer_args": {"segment_length": 16}},
     "fsdp": {"mixer": "gate_loop", "recompute": True},
     "fsdp-hgru": {"mixer": "hgru", "tie_embeddings": True},
 }
@@ -303,28 +306,55 @@ def test_what_one_process_cannot_do_ends_both_and_leaves_no_result(runs: Path) -
     assert not (folder / "full" / "result.json").exists() and not (folder / "unreadable").exists()
 
 
-@thorough
-def test_torchrun_trains_stops_at_ctrl_c_and_says_so_once(tmp_path: Path) -> None:
-    text, run = tmp_path / "text.txt", tmp_path / "run"
+@contextmanager
+def torchrun(folder: Path, strategy: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Train with two processes in `folder / "run"`, and yield torchrun and the first line that it prints."""
+    text = folder / "text.txt"
     text.write_text("a rose is a rose is a rose, and a violet is blue. " * 20)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    words = ["lm", "--model.mixer", "hgru", "--data.path", str(text), "--loop.strategy", "fsdp"]
-    words += ["--data.length", "16", "--data.cache", str(tmp_path / "cache"), "--model.d-model", "8"]
+    words = ["lm", "--model.mixer", "hgru", "--data.path", str(text), "--loop.strategy", strategy]
+    words += ["--data.length", "16", "--data.cache", str(folder / "cache"), "--model.d-model", "8"]
     words += ["--model.n-layers", "2", "--loop.device", "cpu", "--loop.precision", "32-true"]
     words += ["--loop.batch-size", "8", "--loop.log-every", "2", "--optim.warmup-steps", "2"]
     # more steps than it will make
     words += ["--loop.steps", "100000", "--loop.eval-every", "100000"]
-    process = subprocess.Popen(
-        [*torchrun, str(free_port()), "-m", "linrec", "train", *words, "--out", str(run)],
+    with subprocess.Popen(
+        [*torchrun, str(free_port()), "-m", "linrec", "train", *words, "--out", str(folder / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline()
+
+
+@thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_is_one_line_with_the_way_to_continue(rank: int, tmp_path: Path) -> None:
+    with torchrun(tmp_path, "ddp") as (process, _):
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
+                os.kill(int(child), signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    # the lines of torchrun itself have no "[rank"
+    said = [line for line in errors.splitlines() if line.startswith(("linrec: ", "[rank"))]
+    (line,) = said
+    assert line.endswith(
+        f"continue with: torchrun --nproc-per-node 2 -m linrec train --resume {tmp_path}/run"
     )
-    assert process.stdout is not None
-    first_line = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    more, errors = process.communicate(timeout=60)
+    assert "gloo" not in errors
+    # the folder is whole
+    assert load_run(tmp_path / "run").metrics
+
+
+@thorough
+def test_torchrun_trains_stops_at_ctrl_c_and_says_so_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with torchrun(tmp_path, "fsdp") as (process, first_line):
+        process.send_signal(signal.SIGINT)
+        more, errors = process.communicate(timeout=60)
     assert first_line.startswith("lm: step 2/100000, "), errors
     # each line once
     steps = [line.split(",")[0] for line in more.splitlines()]

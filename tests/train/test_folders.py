@@ -159,16 +159,16 @@ def test_a_tokenizer_that_could_not_be_written_is_written_by_the_next(tmp_path: 
     )
     model = ModelConfig(vocab_size=1, d_model=8, n_layers=1)
     config = TrainConfig("text", task, model, loop=LoopConfig(steps=2, batch_size=2, device="cpu"))
-    write = files.write_text
+    write = files.write_json
     for resume in (False, True):
         folder = tmp_path / f"run-{resume}"
 
-        def fails(path: Path, text: str, folder: Path = folder) -> None:
+        def fails(path: Path, content: dict[str, Any], folder: Path = folder) -> None:
             if path.parent == folder:
                 full_disk()
-            write(path, text)
+            write(path, content)
 
-        failing = mock.patch("linrec.text.tokenizer.write_text", fails)
+        failing = mock.patch("linrec.text.tokenizer.write_json", fails)
         with failing, pytest.raises(TrainError, match=r"could not write the tokenizer .*No space left"):
             fit(config, folder)
         fit(config, folder, resume=resume)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from linrec.files import read_json
 from linrec.tasks import LanguageModeling
 from linrec.tasks.copying import Copying
 from linrec.tasks.segment_copy import SegmentCopy
@@ -63,7 +64,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny: Tiny, tmp_path: Path) -> No
     # the last evaluation is that of the result
     assert [p.step for p in seen if p.doing == "evaluating"] == [4, 8, 12, 15, 15]
 
-    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    stored = read_json(tmp_path / "run" / "result.json")
     assert stored == run.result
     assert stored["test"] == result.test and stored["validation"] == result.validation
     assert stored["validation"]["accuracy"] == validated[-1]["accuracy"]

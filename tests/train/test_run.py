@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from linrec.files import read_json
 from linrec.train import RunFolderError, TrainConfig, TrainError, fit, load_run
 from linrec.train.metrics import MetricsLog, read_metrics
 from linrec.train.run import read_result, write_json
@@ -95,7 +95,7 @@ def test_a_full_disk_under_the_metrics_is_one_line(tmp_path: Path) -> None:
 
 def test_json_files_are_whole_or_not_there(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"x": 1})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+    assert read_json(tmp_path / "a.json") == {"x": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     with pytest.raises(TrainError, match="could not write"):
         write_json(tmp_path / "no" / "a.json", {})

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -19,7 +20,16 @@ from linrec.tasks.labelled import LabelledTokens
 from linrec.train import LoopConfig, TrainConfig
 from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
-from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, evaluate, reads_values, train_step
+from linrec.train.step import (
+    EAGER_STEPS,
+    CapturedStep,
+    Objective,
+    evaluate,
+    reads_values,
+    skipped_parameters,
+    train_step,
+)
+from tests.mixers import variants
 from tests.mixers.test_interface import OnTheDevice
 from tests.models import test_stack_memory as stacks
 from tests.tiers import thorough
@@ -59,6 +69,33 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     targets[0] = NO_TARGET
     targets[5, 3:] = NO_TARGET
     return inputs, targets
+
+
+def of_mixer(mixer: str, variant: str) -> LanguageModel:
+    config = ModelConfig(vocab_size=7, d_model=8, n_layers=1, d_channel_mixing=4, mixer=mixer)
+    return LanguageModel(dataclasses.replace(config, mixer_args=variants.arguments(mixer, variant)))
+
+
+EVERY = [
+    pytest.param(functools.partial(of_mixer, *case.values), id="-".join(case.values), marks=case.marks)
+    for case in variants.tiered()
+]
+EVERY += [pytest.param(functools.partial(stacks.make, name), id=name) for name in stacks.STACKS]
+
+
+@pytest.mark.parametrize("make", EVERY)
+def test_parameters_without_a_gradient_are_known_before_the_step(make: Callable[[], LanguageModel]) -> None:
+    objective = Objective(make())
+    for time in (1, 3):
+        tokens, reset = torch.arange(2 * time).view(2, time) % 5, torch.zeros(2, time, dtype=torch.bool)
+        batch = Batch(tokens, tokens, reset)
+        skipped = skipped_parameters(objective, batch)
+        for end in range(time):
+            reset[0, end] = True
+            objective.zero_grad()
+            objective(*batch).loss.backward()
+            lacking = {parameter for parameter in objective.parameters() if parameter.grad is None}
+            assert reads_values(objective.model, batch) or lacking == skipped
 
 
 @pytest.mark.parametrize("accumulate", [2, 4, 8])

@@ -10,9 +10,9 @@ from typing import Any
 from linrec.bench.suites import Entry
 from linrec.bench.variants import Variant, folder_name, parse_variant
 from linrec.bench.widths import Sizes, sizes, with_parameters
-from linrec.files import make_subfolder, read_json
+from linrec.files import make_subfolder
 from linrec.report.stored import JOB as FILE
-from linrec.report.stored import OUTCOME
+from linrec.report.stored import OUTCOME, read_record
 from linrec.report.tables import RUN
 from linrec.tasks.base import judged_by
 from linrec.text import DataError
@@ -174,7 +174,7 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
     # a job that never started may be overwritten: its configuration may change once its data or model exist
     if (folder / FILE).exists() and not _never_began(folder):
-        if not _is_same(read_json(folder / FILE), wanted, trusted=job.config.model.import_paths):
+        if not _is_same(read_record(folder / FILE), wanted, trusted=job.config.model.import_paths):
             raise ConfigError(
                 f"{folder} has a job of another configuration; give another --out, or remove this folder."
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from linrec.bench.jobs import NAMED
-from linrec.files import reason, replacing, write_text
+from linrec.files import json_line, reason, replacing, write_text
 from linrec.report.scores import score_of
 from linrec.report.stored import read_job
 from linrec.report.tables import Stored
@@ -39,7 +39,7 @@ def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
     Raises:
         TrainError: a file cannot be written, for example because the disk is full.
     """
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = "".join(json_line(row) for row in rows)
     try:
         write_text(out / ROWS, lines)
     except OSError as error:

@@ -14,7 +14,8 @@ import torch
 
 from linrec.bench.jobs import FAILED, OUTCOME
 from linrec.extras import import_extra
-from linrec.files import append_to, read_json
+from linrec.files import append_to
+from linrec.report.stored import read_record
 from linrec.train.run import write_json
 
 __all__ = ["outcome_of", "run_jobs"]
@@ -110,10 +111,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
     """Return the outcome of a folder's job, or None if the job has not ended."""
-    try:
-        return read_json(folder / OUTCOME)
-    except FileNotFoundError:
-        return None
+    return read_record(folder / OUTCOME) if (folder / OUTCOME).exists() else None
 
 
 def _gpu_share(gpus: int, workers: int) -> float:

@@ -18,7 +18,8 @@ import torch
 from linrec.bench.jobs import FAILED, FILE, NO_DATA, OUTCOME, RUN, first_line, without_data
 from linrec.bench.speed import speed_by_length, state_elements
 from linrec.errors import memory_error
-from linrec.files import locked, read_json
+from linrec.files import locked
+from linrec.report.stored import read_record
 from linrec.tasks import Task, judged_by
 from linrec.text import DataError
 from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
@@ -38,7 +39,7 @@ def run_job(folder: Path) -> str:
         The status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
         gives the reason.
     """
-    job = read_json(folder / FILE)
+    job = read_record(folder / FILE)
     run = folder / RUN
     status, message = "done", ""
     try:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from linrec import __version__
-from linrec.cli.main import stopped_in_one_line
+from linrec.cli.main import ignore_ctrl_c, stopped_in_one_line
 from linrec.cli.output import say
 from linrec.errors import (
     ConfigError,
     DataError,
     InterruptedRunError,
+    LostProcessError,
     RunFolderError,
     TrainError,
     memory_error,
@@ -119,6 +120,11 @@ def _run(words: list[str]) -> int:
         return _say(error, 2)
     except InterruptedRunError as error:
         return _say(error, 130)
+    except LostProcessError as error:
+        from linrec.train.processes import says_first
+
+        # any process may be the one that is left, and the others have no voice
+        return _say(error, 1, aloud=says_first())
     except KeyboardInterrupt:
         return _say("stopped.", 130)
     except SystemExit:
@@ -153,8 +159,15 @@ def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
     say(f"linrec: {message}", file=sys.stderr)
 
 
-def _say(message: object, status: int) -> int:
+def _say(message: object, status: int, *, aloud: bool | None = None) -> int:
+    """Write a message, and return the status; `aloud` decides in place of the rank."""
+    if status == 130:
+        ignore_ctrl_c()
     stream = sys.stderr
+    if aloud is not None:
+        if aloud:
+            say(f"linrec: {message}", file=sys.__stderr__ or stream)
+        return status
     # a process that has not imported torch.distributed is not connected
     distributed = sys.modules.get("torch.distributed")
     connected = distributed is not None and distributed.is_available() and distributed.is_initialized()

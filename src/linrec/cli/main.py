@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-__all__ = ["Stopped", "main", "stopped_in_one_line"]
+__all__ = ["CtrlC", "Stopped", "ignore_ctrl_c", "main", "stopped_in_one_line"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with stopped_in_one_line():
         dispatch = importlib.import_module("linrec.cli.dispatch")
     try:
-        with _on_ctrl_c(_raise):
+        # after the command, the process ends: Ctrl-C would only interrupt its cleanup
+        with _on_ctrl_c(CtrlC(), after=signal.SIG_IGN if arguments is None else None):
             status: int = dispatch.run(words)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -54,19 +55,52 @@ def stopped_in_one_line() -> contextlib.AbstractContextManager[None]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"linrec: stopped.\n")
+    if sys.stdout is not None and sys.stdout.isatty():
+        # the display of progress hides the cursor
+        os.write(sys.stdout.fileno(), b"\x1b[?25h")
+    # of several processes, the first speaks
+    if os.environ.get("RANK", "0") == "0":
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"linrec: stopped.\n")
     os._exit(130)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Stopped
+class CtrlC:
+    """The handler of Ctrl-C during a command: the first raises `Stopped`, the second ends the process.
+
+    Attributes:
+        again: whether the next Ctrl-C is the second. It does not wait for the cleanup after the first, and
+            does not raise an error in the middle of a compilation, which may turn it into others.
+    """
+
+    def __init__(self) -> None:
+        self.again = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self.again:
+            _end(number, frame)
+        self.again = True
+        raise Stopped
+
+
+def ignore_ctrl_c() -> None:
+    """Ignore Ctrl-C while the command ends, unless another program has chosen its own handler."""
+    if isinstance(signal.getsignal(signal.SIGINT), CtrlC):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def _on_ctrl_c(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` on Ctrl-C within the context, unless another program has chosen its own handler."""
+def _on_ctrl_c(
+    handler: Callable[[int, FrameType | None], None], *, after: signal.Handlers | None = None
+) -> Iterator[None]:
+    """Call `handler` on Ctrl-C within the context, unless another program has chosen its own handler.
+
+    Args:
+        handler: the handler within the context.
+        after: the handler after the context; None is the handler before it.
+    """
     before = signal.getsignal(signal.SIGINT)
-    ours = before in (signal.default_int_handler, _raise)
+    ours = before is signal.default_int_handler or isinstance(before, CtrlC)
     if not ours or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,4 +108,4 @@ def _on_ctrl_c(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before if after is None else after)

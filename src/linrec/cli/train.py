@@ -1,19 +1,20 @@
 """`linrec train RECIPE`: train a model, or resume a run."""
 
 import dataclasses
-import functools
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from linrec.cli.help import train_help
+from linrec.cli.main import CtrlC
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse, peek
 from linrec.tasks import LanguageModeling, judged_by
-from linrec.train import ConfigError, TrainConfig, fit, get_recipe, load_run, recipe_names
+from linrec.train import ConfigError, Progress, TrainConfig, fit, get_recipe, load_run, recipe_names
 from linrec.train.display import Display
 from linrec.train.options import config_of, most_used, options_type
 from linrec.train.processes import program as this_program
@@ -56,12 +57,20 @@ def run(words: list[str]) -> int:
     folder = options.resume or options.out or Path("runs") / config.name
     with one_line_errors():
         config = config_of(options, config.name, config.task.section)
+    ctrl_c = signal.getsignal(signal.SIGINT)
+
+    def report(progress: Progress) -> None:
+        if isinstance(ctrl_c, CtrlC):
+            # from the first step on, the run takes the first Ctrl-C, and hands over the second
+            ctrl_c.again = True
+        display.update(config.name, progress)
+
     with Display([config.name]) as display:
         result = fit(
             config,
             folder,
             resume=options.resume is not None,
-            progress=functools.partial(display.update, config.name),
+            progress=report,
             command=shlex.join([*this_program(), "train", *words]),
             init=None if start is None else start.model,
         )

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from linrec.errors import nearest
 from linrec.files import creating, inside, read_json, reason
 from linrec.rules import COUNT
+from linrec.tensor_files import check_sealed, write_sealed
 
 __all__ = [
     "ANY",
@@ -270,8 +270,8 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], like: Path) ->
         with creating(folder) as partial:
             for path in others:
                 shutil.copyfile(path, partial / path.name)
-            save_file(dict(tensors), partial / WHOLE, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
+            write_sealed(partial / WHOLE, tensors, {"format": "pt"})
+    except OSError as error:
         raise ConversionError(f"{folder} cannot be written: {reason(error)}.") from error
 
 
@@ -337,6 +337,8 @@ def _open(path: Path) -> Iterator[Any]:
     opened: contextlib.AbstractContextManager[Any]
     try:
         if kind == "safetensors":
+            # checkpoints that linrec wrote have a checksum
+            check_sealed(path)
             opened = safe_open(path, framework="pt")
         else:
             opened = contextlib.nullcontext(_unpickled(path))

@@ -7,7 +7,7 @@
 
 Complex tensors are stored as real tensors with a last axis of size 2, because some versions of safetensors
 lack complex dtypes. A state is valid only for the weights that produced it, so the file stores a fingerprint
-of the weights.
+of the weights. Loading verifies a checksum of the whole file.
 """
 
 import dataclasses
@@ -17,22 +17,25 @@ import json
 import os
 from pathlib import Path
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from linrec import __version__
-from linrec.files import parse_json, replacing
+from linrec.files import reason, replacing
 from linrec.generation.state import GenerationState, filled, named
 from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.ragged import RaggedState
+from linrec.tensor_files import read_tensors, write_tensors
 
 __all__ = ["StateFileError", "fingerprint", "load_state", "save_state"]
 
-# version of the file format, increased when the meaning of the content changes
-FORMAT = 1
+# version of the file format, increased when the meaning of the content changes; files of 1 have no checksum
+FORMAT = 2
+READABLE = (1, FORMAT)
+NAME = "generation"
+CURE = "Pass a file that --save-state wrote, or make the state again from its prompt."
 
 
 class StateFileError(ValueError):
@@ -88,7 +91,7 @@ def save_state(path: str | os.PathLike[str], state: GenerationState, model: Lang
         "versions": {"linrec": __version__, "torch": str(torch.__version__)},
     }
     with replacing(path) as partial:
-        partial.write_bytes(safetensors.torch.save(tensors, metadata={"generation": json.dumps(about)}))
+        write_tensors(partial, tensors, about, name=NAME)
 
 
 def load_state(path: str | os.PathLike[str], model: LanguageModel) -> GenerationState:
@@ -106,19 +109,16 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> Generation
     """
     path = Path(path)
     try:
-        # open the file first, because safetensors reports every file that it cannot open as missing
-        path.open("rb").close()
-        with safe_open(path, framework="pt") as file:
-            stored = (file.metadata() or {}).get("generation")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = None if stored is None else parse_json(stored)
+        tensors, about = read_tensors(path, name=NAME)
     except OSError as error:
-        raise StateFileError(f"the state {path} cannot be read: {error.strerror or error}.") from error
+        raise StateFileError(f"the state {path} cannot be read: {reason(error)}.") from error
+    except KeyError as error:
+        raise StateFileError(f"{path} holds no generation state. {CURE}") from error
     except (SafetensorError, ValueError) as error:
-        raise StateFileError(f"{path} is not a state file: {error}.") from error
+        raise StateFileError(f"{path} is not a state file: {error}. {CURE}") from error
     if not isinstance(about, dict):
-        raise StateFileError(f"{path} holds no generation state. Pass a file that --save-state wrote.")
-    if about.get("format") != FORMAT:
+        raise StateFileError(f"{path} holds no generation state. {CURE}")
+    if about.get("format") not in READABLE:
         version = about.get("versions", {}).get("linrec")
         raise StateFileError(
             f"{path} was written by linrec {version}; linrec {__version__} cannot read its format."

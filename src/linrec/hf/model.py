@@ -1,7 +1,9 @@
 """linrec's language models as models of transformers."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -29,6 +31,7 @@ from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
 from linrec.restored import RestoredModule
 from linrec.rules import require
+from linrec.tensor_files import check_sealed
 
 __all__ = [
     "LinrecForCausalLM",
@@ -50,6 +53,24 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
     if TYPE_CHECKING:
         # transformers' attributes have no types, and are no tensors or modules alone
         def __getattr__(self, name: str) -> Any: ...
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *arguments: Any, **options: Any
+    ) -> Any:
+        """Load a model as transformers does; weights in a folder that `linrec.hf.publish` wrote are verified.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        # a name on the hub is no folder, and None has no files
+        folder = Path(os.devnull if pretrained_model_name_or_path is None else pretrained_model_name_or_path)
+        for path in folder.glob("*.safetensors"):
+            try:
+                check_sealed(path)
+            except ValueError as error:
+                raise ValueError(f"{path} cannot be loaded: {error}. Publish the run again.") from error
+        return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise the tensors of a module that the checkpoint lacks; transformers guards all others."""

@@ -14,6 +14,7 @@ from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tasks import read_tasks
 from linrec.hf.tokenizer import fast_tokenizer
 from linrec.report.perplexity import read_perplexity
+from linrec.tensor_files import seal
 from linrec.text.packages import one_line
 from linrec.train import Run
 from linrec.train.language import language_task, tokenizer_of
@@ -75,6 +76,8 @@ def publish(run: Run, folder: Path) -> None:
     try:
         with creating(folder) as partial:
             model.save_pretrained(partial)
+            for weights in partial.glob("*.safetensors"):
+                seal(weights)
             fast.save_pretrained(partial)
             (partial / CODE).write_text(source)
             (partial / "README.md").write_text(card, encoding="utf-8")

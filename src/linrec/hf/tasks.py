@@ -1,6 +1,5 @@
 """Tasks of lm-eval (EleutherAI's language model evaluation harness) on a run."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from linrec.errors import ConfigError, TrainError
 from linrec.extras import import_extra
 from linrec.field_types import read_content
-from linrec.files import reason, write_text
+from linrec.files import reason, write_json
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import fast_tokenizer
 from linrec.literals import Precision
@@ -110,7 +109,7 @@ def evaluate_tasks(
         "lm_eval": import_extra("lm_eval", PURPOSE).__version__,
     }
     try:
-        write_text(run.path / FILE, json.dumps({"scores": scores, **about}, indent=2) + "\n")
+        write_json(run.path / FILE, {"scores": scores, **about})
     except OSError as error:
         raise TrainError(f"could not write {run.path / FILE}: {reason(error)}.") from error
     return scores

@@ -101,7 +101,8 @@ def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]
     if baseline and not known.keys() & set(keys):
         raise ConfigError(
             "no run of the baseline has the configuration of one of these: all settings of task, model, "
-            "optimiser and loop must be equal, seeds aside. Give the rows or results of the same recipe."
+            "optimiser and loop must be equal, seeds aside. Give the rows or results of the same recipe; got "
+            f"{', '.join(map(str, baseline))}."
         )
     found = []
     for arm, key in zip(arms, keys, strict=True):
@@ -140,7 +141,11 @@ def _rows(file: Path) -> list[dict[str, Any]]:
         ]
     text = file.read_text(encoding="utf-8")
     # a result in many lines, or a row in each line
-    return [parse_json(text)] if file.suffix == ".json" else [*map(parse_json, text.splitlines())]
+    return (
+        [parse_json(text, verify=text.endswith("\n"))]
+        if file.suffix == ".json"
+        else [*map(parse_json, text.splitlines())]
+    )
 
 
 def _scored(row: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, float] | None:

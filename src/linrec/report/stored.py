@@ -13,7 +13,7 @@ from linrec.report.tables import CURVES, ROWS, RUN, Stored, check_job, has_table
 from linrec.train import Run, RunFolderError
 from linrec.train.run import CONFIG, read_records, run_of
 
-__all__ = ["read_job", "read_runs", "read_stored"]
+__all__ = ["read_job", "read_record", "read_runs", "read_stored"]
 
 JOB = "job.json"
 OUTCOME = "outcome.json"
@@ -70,8 +70,8 @@ def read_job(folder: Path) -> Stored:
     Raises:
         RunFolderError: job or outcome cannot be read.
     """
-    job = _json(folder / JOB)
-    outcome = _json(folder / OUTCOME) if (folder / OUTCOME).exists() else None
+    job = read_record(folder / JOB)
+    outcome = read_record(folder / OUTCOME) if (folder / OUTCOME).exists() else None
     check_job(folder, job, outcome)
     try:
         return Stored(folder, read_records(folder / RUN), job, outcome, _extra(folder / RUN))
@@ -150,11 +150,12 @@ def _extra(folder: Path) -> dict[str, Any]:
     if (perplexity := read_perplexity(folder)) is not None:
         extra["perplexity"] = perplexity
     if (folder / DISTILLATION).exists():
-        extra["distillation"] = _json(folder / DISTILLATION)
+        extra["distillation"] = read_record(folder / DISTILLATION)
     return extra
 
 
-def _json(path: Path) -> Any:
+def read_record(path: Path) -> Any:
+    """Return the content of a JSON file; raise RunFolderError if it is damaged."""
     try:
         return read_json(path)
     except (OSError, ValueError) as error:

@@ -6,14 +6,13 @@ curves.jsonl   a line per run: the logged numbers over the steps, by split
 Both files have the same runs in the same order.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypedDict
 
 from linrec.field_types import check_content, check_types
-from linrec.files import inside, parse_json, reason, replacing
+from linrec.files import inside, json_line, parse_json, reason, replacing
 from linrec.report.perplexity import CURE, FILE, Perplexity
 from linrec.report.sample import SAMPLE, check_sample
 from linrec.train import RunFolderError
@@ -175,7 +174,7 @@ def check_job(path: Path, job: Any, outcome: Any) -> None:
 
 
 def _line(content: dict[str, Any]) -> str:
-    return json.dumps(content, separators=(",", ":")) + "\n"
+    return json_line(content, separators=(",", ":"))
 
 
 def _row(name: str, run: Stored) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from linrec.files import reason, replacing
-from linrec.tensor_files import UNREADABLE, UNWRITABLE, read_tensors, write_tensors
+from linrec.tensor_files import UNREADABLE, read_tensors, write_tensors
 from linrec.text import default_cache
 
 FOLDER = "tasks"
@@ -68,7 +68,7 @@ def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
         # several processes may write the same file
         with replacing(path, shared=True) as partial:
             write_tensors(partial, tensors, about)
-    except UNWRITABLE as error:
+    except OSError as error:
         _warn_once(path.parent, reason(error))
 
 

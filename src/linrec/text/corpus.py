@@ -9,7 +9,7 @@ from pathlib import Path
 from linrec.errors import DataError
 from linrec.text.load import load_tokenizer
 from linrec.text.progress import ReadingDisplay
-from linrec.text.shards import VERSION, Shards, write_shards
+from linrec.text.shards import TOKENS, Shards, write_shards
 from linrec.text.texts import Texts, documents_of, parts_of
 from linrec.text.tokenizer import CharacterTokenizer, Tokenizer
 
@@ -60,7 +60,7 @@ def tokenised(
     """
     loaded = None if tokenizer == CharacterTokenizer.name else load_tokenizer(tokenizer)
     depends_on = {
-        "version": VERSION,
+        "version": TOKENS,
         "texts": texts.identity(),
         "tokenizer": tokenizer if loaded is None else loaded.fingerprint,
         "documents": documents,

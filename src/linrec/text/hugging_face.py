@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from linrec.errors import DataError
 from linrec.extras import import_extra
 from linrec.field_types import check_types
-from linrec.files import read_json, write_text
+from linrec.files import WRONG, checksum, read_json, write_json, write_text
 from linrec.text.packages import one_line
 from linrec.text.tokenizer import FILE, Tokenizer
 
@@ -19,6 +19,8 @@ __all__ = ["HuggingFaceTokenizer"]
 
 # Hugging Face's file beside `tokenizer.json`, which names the end-of-text token
 CONFIG_FILE = "tokenizer_config.json"
+# member of this file: the checksum of `tokenizer.json`, whose format is not linrec's to extend
+SEAL = "tokenizer_checksum"
 # common end-of-text tokens, for tokenizers without this file
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
@@ -69,7 +71,6 @@ class HuggingFaceTokenizer(Tokenizer):
         tokenizers = import_extra("tokenizers", f"the tokenizer {path}")
         beside = path.parent / CONFIG_FILE
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
             about = read_json(beside) if beside.is_file() else {}
             check_types({CONFIG_FILE: dict}, {CONFIG_FILE: about})
             check_types({"eos_token": str | dict | None, "name_or_path": str | None}, about)
@@ -77,6 +78,12 @@ class HuggingFaceTokenizer(Tokenizer):
             # transformers stores a token with options as an object
             spelt = end.get("content") if isinstance(end, dict) else end
             check_types({"eos_token.content": str | None}, {"eos_token.content": spelt})
+            content = path.read_bytes()
+            if about.get(SEAL, checksum(content)) != checksum(content):
+                raise ValueError(
+                    f"{WRONG}; restore it, or remove `{SEAL}` from {CONFIG_FILE} if you edited it"
+                )
+            backend = tokenizers.Tokenizer.from_buffer(content)
         # the package raises bare exceptions
         except Exception as error:
             raise DataError(f"{path} is not a readable tokenizer: {one_line(error)}.") from error
@@ -120,9 +127,10 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, in Hugging Face's format."""
-        write_text(folder / FILE, self.backend.to_str())
-        about = {"name_or_path": self.name, "eos_token": self.end}
-        write_text(folder / CONFIG_FILE, json.dumps(about))
+        definition = self.backend.to_str()
+        write_text(folder / FILE, definition)
+        about = {"name_or_path": self.name, "eos_token": self.end, SEAL: checksum(definition.encode())}
+        write_json(folder / CONFIG_FILE, about)
 
     def _decode(self, ids: list[int]) -> str:
         decoded: str = self.backend.decode(ids, skip_special_tokens=True)

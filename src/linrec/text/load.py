@@ -77,7 +77,8 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 def _read(path: Path) -> Tokenizer:
     try:
-        stored = parse_json(path.read_bytes())
+        content = path.read_bytes()
+        stored = parse_json(content, verify=content.endswith(b"\n"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable tokenizer: {error}.") from error
     kind = stored.get("kind") if isinstance(stored, dict) else None

@@ -1,12 +1,19 @@
-"""Shards: the tokens of a text in memory-mapped files, with an index file that describes them."""
+"""Shards: the tokens of a text in memory-mapped files, with an index file that describes them.
 
-import json
+The index has its own checksum and the checksum of every file. Opening shards verifies all files, a gigabyte a
+second. Files over 256 MiB are verified once: their size, inode and times are then noted in `verified.json`,
+and they are verified again only if one of these has changed.
+"""
+
+import contextlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linrec.errors import DataError
-from linrec.files import read_json
+from linrec.files import WRONG, checksum, mapped, read_json, write_json
 from linrec.text.load import read_tokenizer
 from linrec.text.pieces import Counter, TextCounts, batches, pieces
 from linrec.text.tokenizer import Tokenizer
@@ -22,8 +29,16 @@ from linrec.text.tokenizer import Tokenizer
 __all__ = ["Shards"]
 
 INDEX = "index.json"
-VERSION = 2
+# version of the index, and the earlier version that has no checksums
+VERSION, WITHOUT_CHECKSUMS = 3, 2
+# version of the tokens, on which the name of the folder depends
+TOKENS = 2
+DTYPES = ("<u2", "<u4")
 START = np.dtype("<i8")
+
+VERIFIED = "verified.json"
+# files up to this size, in bytes, are verified whenever they are opened
+SMALL = 2**28
 
 
 class Shards:
@@ -33,32 +48,79 @@ class Shards:
         folder: the folder.
 
     Raises:
-        DataError: the index is missing or has another version, or the size of a file differs from the index.
+        DataError: a file is missing or damaged, or the index has another version.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             index = read_json(folder / INDEX)
+            if index["version"] not in (VERSION, WITHOUT_CHECKSUMS):
+                raise ValueError(f"{INDEX} is of another version of linrec")
+            if index["dtype"] not in DTYPES:
+                raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}; got {index['dtype']!r}")
             self._dtype = np.dtype(index["dtype"])
-            self._files: dict[str, int] = index["files"]
             self._counts = {split: TextCounts(**counts) for split, counts in index["splits"].items()}
-            sizes = {name: (folder / name).stat().st_size for name in self._files}
-            whole = index["version"] == VERSION and sizes == self._files
+            sealed = index["version"] == VERSION
+            self._files = {
+                name: dict(about) if sealed else {"bytes": about} for name, about in index["files"].items()
+            }
+            self._verify()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{INDEX} lacks {error}" if isinstance(error, KeyError) else error
             raise DataError(
-                f"the tokens in {folder} cannot be read: {error}. Delete the folder; it will be made again."
+                f"the tokens in {folder} cannot be read: {why}. Delete the folder; it will be made again."
             ) from error
-        if not whole:
-            raise DataError(
-                f"the tokens in {folder} are damaged, or of another version of linrec. "
-                "Delete the folder; it will be made again."
+        if not sealed:
+            warnings.warn(
+                f"the tokens in {folder} have no checksum, because an earlier version of linrec wrote them; "
+                "delete the folder to make them again.",
+                stacklevel=2,
             )
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""
         return read_tokenizer(self.folder)
+
+    def _verify(self) -> None:
+        """Raise ValueError if a file is damaged; large files that were verified before are not read again."""
+        before: dict[str, list[int]] = {}
+        with contextlib.suppress(OSError, ValueError):
+            before = read_json(self.folder / VERIFIED)
+        known, unread = {}, set()
+        for name, about in self._files.items():
+            found = (self.folder / name).stat()
+            if found.st_size != about["bytes"]:
+                raise ValueError(f"{name} has {found.st_size} bytes, not {about['bytes']}")
+            state = [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+            if found.st_size > SMALL:
+                known[name] = state
+                if before.get(name) == state:
+                    unread.add(name)
+                    continue
+            with mapped(self.folder / name) as content:
+                if checksum(content) != about.get("checksum", checksum(content)):
+                    raise ValueError(f"{name}: {WRONG}")
+        for split, counts in self._counts.items():
+            if f"{split}.ids" not in unread:
+                self._check(split, counts)
+        if known != before:
+            # another user's cache may be read-only, and is verified each time
+            with contextlib.suppress(OSError):
+                write_json(self.folder / VERIFIED, known)
+
+    def _check(self, split: str, counts: TextCounts) -> None:
+        """Raise ValueError if tokens, starts and counts of a split do not fit together."""
+        ids, starts, limit = self.tokens(split), self.starts(split), self.tokenizer.vocab_size
+        if any(type(count) is not int or count < 0 for count in asdict(counts).values()):
+            raise ValueError(f"{INDEX} must count in integers of at least 0; got {counts}")
+        if len(ids) != counts.tokens:
+            raise ValueError(f"{split}.ids has {len(ids)} tokens, but {INDEX} counts {counts.tokens}")
+        if len(ids) and ids.max() >= limit:
+            raise ValueError(f"{split}.ids has the token {ids.max()}, but its tokenizer has {limit} tokens")
+        if len(starts) and (starts[0] < 0 or starts[-1] > len(ids) or (np.diff(starts) < 0).any()):
+            raise ValueError(f"{split}.starts must be ascending indices of {len(ids)} tokens")
 
     def counts(self, split: str) -> TextCounts:
         """Return the amount of text in a split: all zeros if the split does not exist."""
@@ -74,7 +136,7 @@ class Shards:
 
     def _mapped(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         # an empty file cannot be mapped
-        if not self._files.get(name):
+        if not self._files.get(name, {}).get("bytes"):
             return np.empty(0, dtype)
         return np.memmap(self.folder / name, dtype, mode="c")
 
@@ -164,12 +226,11 @@ class ShardWriter:
         index = {
             "version": VERSION,
             "dtype": self._dtype.str,
-            "files": {path.name: path.stat().st_size for path in sorted(self._folder.iterdir())},
+            "files": {path.name: _described(path) for path in sorted(self._folder.iterdir())},
             "splits": {split: asdict(counts) for split, counts in self._counts.items()},
             "tokenizer": {"name": self._tokenizer.name, "fingerprint": self._tokenizer.fingerprint},
         }
-        with self._file(INDEX) as file:
-            file.write(json.dumps(index, indent=1).encode())
+        write_json(self._folder / INDEX, index)
 
     @contextmanager
     def _file(self, name: str) -> Iterator[BinaryIO]:
@@ -177,3 +238,8 @@ class ShardWriter:
             yield file
             file.flush()
             os.fsync(file.fileno())
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with mapped(path) as content:
+        return {"bytes": len(content), "checksum": checksum(content)}

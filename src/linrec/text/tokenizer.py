@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linrec.errors import DataError
-from linrec.files import write_text
+from linrec.files import write_json
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer"]
 
@@ -72,7 +72,7 @@ class Tokenizer(ABC):
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into a folder; `read_tokenizer` reads it."""
-        write_text(folder / FILE, json.dumps(self._definition()))
+        write_json(folder / FILE, self._definition())
 
     @abstractmethod
     def _definition(self) -> dict[str, object]:

@@ -5,8 +5,8 @@
 - `checkpoint.damaged.safetensors`: an unreadable newest checkpoint, renamed when the run was resumed;
 - `best.safetensors`: weights of the model with the lowest validation loss, if the run keeps this model.
 
-Every file is written with `linrec.files.replacing`. Loading checks the file's length and the checksum of its
-tensors, and falls back to the previous checkpoint. Nothing is ever unpickled.
+Every file is written with `linrec.files.replacing`. Loading verifies a checksum of the whole file, and falls
+back to the previous checkpoint. Nothing is ever unpickled.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from linrec.errors import CheckpointError
 from linrec.files import force_to_disk, inside, reason, replacing
-from linrec.tensor_files import UNREADABLE, UNWRITABLE, read_tensors, write_tensors
+from linrec.tensor_files import UNREADABLE, read_tensors, write_tensors
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(current, previous)
             moved = True
-    except UNWRITABLE as error:
+    except OSError as error:
         # files that may hold the newest earlier checkpoint
         older = [PREVIOUS] if moved and os.path.exists(current) else [CURRENT, PREVIOUS]
         if moved and not os.path.exists(current):
@@ -95,7 +95,7 @@ def save_best(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         with replacing(best) as partial:
             _write(partial, checkpoint)
-    except UNWRITABLE as error:
+    except OSError as error:
         left = _what_is_left(folder, [BEST])
         raise CheckpointError(f"could not write {best}: {reason(error)}; {left}.") from error
 

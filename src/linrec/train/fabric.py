@@ -33,7 +33,7 @@ for _module in ("rank_zero", "distributed"):
 # how long processes wait for each other, for example while the first process tokenises a text
 _PATIENCE = timedelta(hours=6)
 
-__all__ = ["Fabric", "make_fabric", "uses_compile"]
+__all__ = ["Fabric", "expect_skipped", "make_fabric", "uses_compile"]
 
 
 def make_fabric(config: LoopConfig) -> Fabric:
@@ -72,6 +72,13 @@ def make_fabric(config: LoopConfig) -> Fabric:
     )
     fabric.launch()
     return fabric
+
+
+def expect_skipped(fabric: Fabric) -> None:
+    """Let DDP accept steps in which some parameters have no gradient; it then searches each step's graph."""
+    # Fabric takes the argument before there is a model to decide by, and passes it on with the model
+    strategy: Any = fabric.strategy
+    strategy._ddp_kwargs["find_unused_parameters"] = True
 
 
 def uses_compile(config: LoopConfig, device: torch.device) -> bool:

@@ -5,16 +5,19 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from linrec.train.processes import is_lost
+
 
 class Interrupt:
     """Turns the first SIGINT or SIGTERM into a request to stop; a context manager.
 
-    Within the context, `requested` becomes true at the first signal; a second SIGINT raises
-    KeyboardInterrupt. Outside the main thread, Python does not allow signal handlers, and `requested` stays
-    false.
+    Within the context, `requested` becomes true at the first signal. A second SIGINT goes to the handler from
+    before the context, which raises KeyboardInterrupt by default. So does the first SIGINT while `waits` is
+    false. Outside the main thread, Python does not allow signal handlers, and `requested` stays false.
 
     Args:
         told: called at the first signal.
+        waits: whether a request to stop waits for the end of a step; this attribute may change.
 
     Example:
         >>> with Interrupt() as interrupt:
@@ -23,8 +26,8 @@ class Interrupt:
         True
     """
 
-    def __init__(self, told: Callable[[], None] | None = None) -> None:
-        self.requested, self._told = False, told
+    def __init__(self, told: Callable[[], None] | None = None, *, waits: bool = True) -> None:
+        self.requested, self.waits, self._told = False, waits, told
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -38,9 +41,15 @@ class Interrupt:
     ) -> None:
         for name, handler in self._before.items():
             signal.signal(name, handler)  # type: ignore[arg-type]
+        if self._before and error is not None and is_lost(error):
+            # torchrun ends the processes that are left, which first say how to continue
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if number == signal.SIGINT and (self.requested or not self.waits):
+            before = self._before[signal.SIGINT]
+            if callable(before):
+                before(number, frame)
             raise KeyboardInterrupt
         # torchrun forwards a signal and then sends another signal, so call back only once
         if not self.requested and self._told is not None:

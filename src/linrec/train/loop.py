@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec import mixers
-from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepSizeError
+from linrec.errors import ConfigError, DivergedError, InterruptedRunError, LostProcessError, StepSizeError
 from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.models.regional import compiling
@@ -33,11 +33,11 @@ from linrec.train.checkpoint import (
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
 from linrec.train.data import Batches, begins_epoch, staged
-from linrec.train.fabric import make_fabric, uses_compile
+from linrec.train.fabric import expect_skipped, make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog
 from linrec.train.optim import make_optimizers, set_learning_rate
-from linrec.train.processes import any_process, first, first_ahead, program
+from linrec.train.processes import any_process, first, first_ahead, is_lost, program
 from linrec.train.provenance import provenance
 from linrec.train.result import Progress, Reporter, Result
 from linrec.train.run import RESULT, note_resumed, open_run_folder, read_result, write_json
@@ -54,7 +54,7 @@ from linrec.train.state import (
     seed_all,
     seed_dropout,
 )
-from linrec.train.step import CapturedStep, Objective, evaluate, reads_values, train_step
+from linrec.train.step import CapturedStep, Objective, evaluate, may_skip, reads_values, train_step
 from linrec.trees import leaves
 
 NEWTON = {backend.mode for backend in OPERATOR.backends} - {"recurrent"}
@@ -106,6 +106,7 @@ def fit(
             checkpoints are untouched.
         DivergedError: the loss, its gradient or a learned step size is not finite, or a step size is zero.
         InterruptedRunError: the run received SIGINT or SIGTERM, and has written a checkpoint.
+        LostProcessError: another process was killed; the newest checkpoint is from before.
 
     Example:
         >>> import tempfile
@@ -132,6 +133,13 @@ def fit(
             ) from error
         except ConvergenceError as error:
             raise DivergedError(f"a layer's iterations did not converge: {error}{_EXACT}") from error
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            raise LostProcessError(
+                "another process of the run was killed or cannot be reached; "
+                f"continue with: {' '.join(program())} train --resume {out_dir}"
+            ) from error
 
 
 def _fit(
@@ -185,6 +193,9 @@ def _fit(
         model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
     objective: Any = Objective(model)
+    firsts = (next(batches.epoch(0)) for _, batches in stages)
+    if fabric.world_size > 1 and loop.strategy != "fsdp" and may_skip(fabric, objective, firsts):
+        expect_skipped(fabric)
     if compiled:
         held.enter_context(compiling())
         objective.compile()
@@ -256,15 +267,18 @@ def _fit(
     with (
         deterministic(loop.deterministic),
         matmul_precision(loop.matmul_precision),
-        Interrupt(reporter.stop) as interrupt,
+        # the first step may compile for minutes, and has nothing to save before its end
+        Interrupt(reporter.stop, waits=False) as interrupt,
         metrics_log as log,
     ):
+        reporter.start()
         for batch in itertools.islice(staged(stages, step), 0 if ended() else None):
             factor = schedule_factor(step, optim, total_steps)
             set_learning_rate(optimizers, factor)
             if carried is not None and begins_epoch(stages, step):
                 carried.clear()
             do_step(*batch)
+            interrupt.waits = True
             step += 1
             for module in moving:
                 module.after_update(step)
@@ -347,6 +361,9 @@ def _fit(
             best_step=best_step or None,
         )
     about = {"recipe": config.name, "seed": loop.seed, **described}
+    if log is not None:
+        # so that a shortened log is found
+        about["records"] = log.records
     first(fabric, write_json, folder / RESULT, {**dataclasses.asdict(result), **about})
     return result
 

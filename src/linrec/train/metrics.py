@@ -1,13 +1,12 @@
 """The metrics log of a run: JSON lines for programs, and TensorBoard event files."""
 
 import contextlib
-import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from linrec.errors import TrainError
-from linrec.files import append_to, make_subfolder, parse_json, reason, write_text
+from linrec.files import append_to, force_to_disk, json_line, make_subfolder, parse_json, reason, write_text
 from linrec.rules import check_integers
 from linrec.train.processes import program
 
@@ -22,14 +21,22 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         folder: the run folder.
 
     Raises:
-        ValueError: a line is not a JSON object with a step and a split.
+        ValueError: a line is damaged, or is not a JSON object with a step and a split.
     """
     try:
-        lines = (folder / FILE).read_bytes().split(b"\n")
+        *lines, rest = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # complete lines end with a newline, so the text after the last newline is empty or incomplete
-    return check_metrics([parse_json(line) for line in lines[:-1]], FILE)
+    # a killed process leaves the beginning of a line; a line with something else than its newline is damaged
+    if b"}" in rest:
+        lines.append(rest)
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(parse_json(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} of {FILE}: {error}") from error
+    return check_metrics(records, FILE)
 
 
 def check_metrics(records: list[Any], name: str) -> list[dict[str, Any]]:
@@ -65,6 +72,9 @@ class MetricsLog:
         folder: the run folder.
         step: number of steps made so far. Records of later steps are dropped; they exist if the run stopped
             between two checkpoints.
+
+    Attributes:
+        records: number of records in the file.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
@@ -74,8 +84,9 @@ class MetricsLog:
         self._path = folder / FILE
         # a run that starts again from step 0 drops all earlier records
         kept = [record for record in read_metrics(folder) if record["step"] <= step] if step else []
+        self.records = len(kept)
         try:
-            write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+            write_text(self._path, "".join(json_line(record) for record in kept))
             with contextlib.ExitStack() as opened:
                 self._file = opened.enter_context(append_to(self._path))
                 events = str(make_subfolder(folder, TENSORBOARD))
@@ -94,6 +105,8 @@ class MetricsLog:
     ) -> None:
         try:
             self._opened.close()
+            # `result.json` will state the number of records
+            force_to_disk(self._path)
         except OSError as failure:
             # an error that is already being raised is the cause of this failure and says more
             if error is None:
@@ -106,9 +119,10 @@ class MetricsLog:
             TrainError: the file cannot be written, for example because the disk is full.
         """
         try:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json_line(record))
             # flush, so that readers see complete lines, even after a crash
             self._file.flush()
+            self.records += 1
             for name, value in record.items():
                 if name not in ("step", "split"):
                     self._board.add_scalar(f"{record['split']}/{name}", value, record["step"])

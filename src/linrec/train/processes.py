@@ -7,6 +7,7 @@ of them. A single process exchanges nothing.
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -78,6 +79,25 @@ def _together(fabric: Fabric, do: Callable[P, T] | None, *args: P.args, **named:
         if any_error is not None:
             raise any_error
     return result
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether the connection to another process broke, for example because the process was killed."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    # gloo raises plain errors that name its source file
+    return isinstance(error, distributed.DistError) or "/gloo/" in str(error)
+
+
+def says_first() -> bool:
+    """Return whether this process is the first to call this; any process may have been killed."""
+    try:
+        # torchrun itself holds the store
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=2))
+        return store.add("linrec/lost", 1) == 1
+    except RuntimeError:
+        return True
 
 
 def program() -> list[str]:

@@ -71,6 +71,10 @@ class Reporter:
         self._doing: Doing = "training"
         self._stopping = False
 
+    def start(self) -> None:
+        """Report that the steps begin."""
+        self._report(logged=False)
+
     def step(self, step: int) -> None:
         """Report a step if the last report is at least a second old."""
         self._step = step

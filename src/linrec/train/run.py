@@ -11,7 +11,6 @@
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,9 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from linrec import files
 from linrec.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError, nearest
 from linrec.field_types import check_content
-from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason, write_text
+from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason
 from linrec.models import (
     LanguageModel,
     ModelConfig,
@@ -43,6 +43,7 @@ from linrec.train.checkpoint import (
     load_checkpoint,
 )
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
+from linrec.train.metrics import FILE as METRICS
 from linrec.train.metrics import read_metrics
 from linrec.train.provenance import About
 from linrec.train.result import Result, StoredResult
@@ -191,6 +192,11 @@ def read_records(folder: Path) -> Records:
             metrics = read_metrics(folder)
         except ValueError as error:
             raise RunFolderError(f"the metrics of {folder} cannot be read: {error}") from error
+        if result is not None and result.get("records", len(metrics)) != len(metrics):
+            raise RunFolderError(
+                f"{folder / METRICS} is damaged: it has {len(metrics)} records, and {RESULT} counts "
+                f"{result['records']}. Restore it, or delete {RESULT} and continue with --resume {folder}."
+            )
     about = {name: value for name, value in stored.items() if name != "config"}
     return checked(folder, Records(stored.get("config"), about, metrics, result))
 
@@ -363,13 +369,13 @@ def _check_unused(folder: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file atomically.
+    """Write a JSON file as `linrec.files.write_json` does.
 
     Raises:
         TrainError: the file cannot be written, for example because the disk is full.
     """
     try:
-        write_text(path, json.dumps(content, indent=2) + "\n")
+        files.write_json(path, content)
     except OSError as error:
         raise TrainError(f"could not write {path}: {reason(error)}.") from error
 

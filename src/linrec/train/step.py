@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from linrec.train.carried import Carried
 from linrec.train.data import on_device, stream_order
 from linrec.train.fabric import Fabric
 from linrec.train.optim import gradient_norm
-from linrec.train.processes import gathered, summed
+from linrec.train.processes import any_process, gathered, summed
 from linrec.trees import Tree, map_tree, replaced
 
 EAGER_STEPS = 3
@@ -266,6 +266,47 @@ def reads_values(model: LanguageModel | SequenceClassifier, batch: Batch) -> boo
     """
     memory = model.memory if isinstance(model, LanguageModel) else None
     return memory is not None and batch.reset is not None
+
+
+def skipped_parameters(objective: nn.Module, batch: Batch) -> set[nn.Parameter]:
+    """Return the parameters without a gradient after a step: the loss of the batch does not depend on them.
+
+    A memory between segments, for example, is not read in a window that is no longer than a segment. The
+    random state of the devices does not change.
+
+    Args:
+        objective: an `Objective`.
+        batch: a batch on the objective's device.
+    """
+    with torch.random.fork_rng():
+        nodes: list[Any] = [objective(*batch).loss.grad_fn]
+    seen, parameters = set(nodes), {*objective.parameters()}
+    while nodes:
+        node = nodes.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":
+            parameters.discard(node.variable)
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        nodes += new
+    return {parameter for parameter in parameters if parameter.requires_grad}
+
+
+def may_skip(fabric: Fabric, objective: Objective, batches: Iterable[Batch]) -> bool:
+    """Return whether a step of any process may leave parameters without a gradient; moves the objective.
+
+    Args:
+        fabric: the Fabric of the run.
+        objective: an `Objective` that is not set up yet.
+        batches: a batch of every shape, on the device of the run; a sequence of each is tried.
+    """
+    objective.to(fabric.device)
+    found = False
+    with fabric.autocast():
+        for batch in batches:
+            row = Batch(*(None if part is None else part[:1] for part in batch))  # type: ignore[arg-type]
+            # values of a later batch may choose other parameters
+            found = found or reads_values(objective.model, row) or bool(skipped_parameters(objective, row))
+    return any_process(fabric, found)
 
 
 class CapturedStep:
