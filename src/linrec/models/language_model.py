@@ -190,8 +190,6 @@ class LanguageModel(nn.Module):
             f"`dt` must be None with `memory.kind` = {self.config.memory.kind!r}, which counts steps; got a "
             "tensor. Use a model without memory across the stack.",
         )
-        if state is None:
-            state = self.init_state(len(x), device=x.device)
         x, state = self.memory(x, state, reset, stack=self._as_stack(x.device))
         return x, state if keep_state else (None,) * len(self.blocks)
 
