@@ -283,7 +283,12 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def set_output_embeddings(self, value: nn.Module) -> None:
-        """Replace the head."""
+        """Replace the head; a plain layer, as resizing makes it, gets the cap of the logits."""
+        if type(value) is nn.Linear:
+            with torch.device("meta"):
+                head = Head(value.in_features, value.out_features, cap=self.config.model_config().logit_cap)
+            head.weight, head.bias = value.weight, value.bias
+            value = head
         self.lm_head = value
 
     def forward(

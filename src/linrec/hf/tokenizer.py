@@ -87,19 +87,19 @@ def make_room(model: LinrecForCausalLM, tokenizer: PreTrainedTokenizerFast) -> N
     A new row is the mean of the others, with a bias that makes the token unlikely until it is trained. The
     logits of the other tokens stay as they are.
     """
-    config, head = model.config, model.lm_head
+    config = model.config
     before, needed = config.vocab_size, 1 + max(tokenizer.get_vocab().values())
     if needed <= before:
         return
-    if head.bias is None:
-        head.bias = nn.Parameter(head.weight.new_zeros(before))
+    if model.lm_head.bias is None:
+        model.lm_head.bias = nn.Parameter(model.lm_head.weight.new_zeros(before))
         config.model = config.model | {"head_bias": True}
     # the rows that torch draws are replaced
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model.resize_token_embeddings(needed, mean_resizing=False)
-        for tensor in (model.get_input_embeddings().weight, head.weight, head.bias):
+        for tensor in (*model.get_input_embeddings().parameters(), *model.lm_head.parameters()):
             tensor[before:] = tensor[:before].mean(0)
-        head.bias[before:] -= UNLIKELY
+        model.lm_head.bias[before:] -= UNLIKELY
 
 
 def _of_bytes() -> Backend:
