@@ -167,11 +167,12 @@ def test_a_resized_vocabulary_is_saved(fields: dict[str, Any], tmp_path: Path) -
 
 def test_a_head_that_is_untied_is_saved(tmp_path: Path) -> None:
     model = to_hugging_face(model_of("gla", tie_embeddings=True))
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight + 1)
+    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight)
     model.config.tie_word_embeddings = False
     model.save_pretrained(tmp_path)
     loaded = LinrecForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(loaded(prompt()).logits, model(prompt()).logits)
+    torch.testing.assert_close(from_hugging_face(loaded)(prompt())[0], model(prompt()).logits)
 
 
 def test_documents_of_a_packed_batch_are_apart() -> None:

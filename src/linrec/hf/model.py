@@ -28,7 +28,7 @@ from linrec.hf.masks import Reading, check_last_piece, reading
 from linrec.hf.weight_decay import name_undecayed
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
-from linrec.nn.float32 import Float32Module
+from linrec.nn.float32 import Float32Module, tensor_options
 from linrec.rules import require
 
 __all__ = [
@@ -65,7 +65,7 @@ class LinrecPreTrainedModel(PreTrainedModel):
         """
         self.requires_grad_(False)
         model = self.base_model
-        model.initial_state = InitialState(model.body).to(model.body.embedding.weight)
+        model.initial_state = InitialState(model.body).to(**tensor_options(model.body.embedding))
         model.config.tuned_state = True
 
     def post_init(self) -> None:
