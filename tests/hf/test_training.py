@@ -125,6 +125,8 @@ def test_a_packed_batch_of_the_collator_is_its_documents() -> None:
     torch.testing.assert_close(made(**batch).logits, torch.cat(alone, 1))
 
 
+# PEFT stores the adapters of a shared module once, and misses them under its other names
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
 @pytest.mark.parametrize(
     ("name", "targets"),
     tiered(
@@ -132,10 +134,10 @@ def test_a_packed_batch_of_the_collator_is_its_documents() -> None:
     ),
 )
 def test_lora_changes_what_it_targets(name: str, targets: str | list[str], tmp_path: Path) -> None:
-    # segments that end within the texts
+    # two segments that end within the texts
     fields = {"mixer": name, "mixer_args": {"segment_length": 4} if name in SEGMENTED else {}}
     base = model(**fields).double()
-    tokens = torch.tensor([document["input_ids"] for document in texts([7, 7])])
+    tokens = torch.tensor([document["input_ids"] for document in texts([9, 9])])
     before = base(tokens).logits.detach()
     config = peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
     tuned = peft.get_peft_model(base, config).double()
@@ -148,5 +150,5 @@ def test_lora_changes_what_it_targets(name: str, targets: str | list[str], tmp_p
     loaded = peft.PeftModel.from_pretrained(model(**fields).double(), tmp_path).double().eval()
     torch.testing.assert_close(loaded(tokens).logits, tuned.eval()(tokens).logits)
     found = loaded.generate(input_ids=tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
-    assert found.shape == (2, 10)
+    assert found.shape == (2, 12)
     torch.testing.assert_close(loaded.merge_and_unload()(tokens).logits, tuned(tokens).logits)

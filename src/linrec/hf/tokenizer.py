@@ -1,5 +1,7 @@
 """Tokenizers of linrec as tokenizers of transformers, with the same ids."""
 
+from typing import Any
+
 import torch
 
 from linrec.extras import import_extra
@@ -97,9 +99,10 @@ def make_room(model: LinrecForCausalLM, tokenizer: PreTrainedTokenizerFast) -> N
     # the rows that torch draws are replaced
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model.resize_token_embeddings(needed, mean_resizing=False)
-        for tensor in (*model.get_input_embeddings().parameters(), *model.lm_head.parameters()):
+        head: Any = model.lm_head
+        for tensor in (*model.get_input_embeddings().parameters(), *head.parameters()):
             tensor[before:] = tensor[:before].mean(0)
-        model.lm_head.bias[before:] -= UNLIKELY
+        head.bias[before:] -= UNLIKELY
 
 
 def _of_bytes() -> Backend:

@@ -122,7 +122,8 @@ class WaveRNN(Mixer):
     def _kernel(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return u and b; of outputs for impulses, where a call is more than the convolution by u."""
         if readable(nn.Conv1d, self.u):
-            return self.u.weight, self.u.bias
+            weight, bias = self.u.parameters()
+            return weight, bias
         n, margin = self.n_channels, self.kernel_size - 1
         impulses = torch.eye(n + 1, n, **tensor_options(self.u, device))[..., None]
         y = self.u(pad(impulses, (margin, margin)))
