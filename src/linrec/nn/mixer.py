@@ -101,7 +101,7 @@ class Mixer(Float32Module, ABC):
         Args:
             x: (b, t, d_model), any t, zero and one included.
             state: the state that an earlier call returned; None at the start of a sequence. A state of
-                another precision, as of the model before `.bfloat16()`, is cast.
+                another precision, as of the model before `.bfloat16()`, is cast, but in compiled programs.
             reset: (b, t) bool, true where a new sequence starts: nothing before that step reaches it.
             dt: (b, t), positive: the time since the previous step of the row, and at the first step since the
                 state was left. 1 is the length of a regular step, and None means 1. Only for mixers with
@@ -111,7 +111,8 @@ class Mixer(Float32Module, ABC):
             y (b, t, d_model) and the state after the last step.
         """
         self.check_input(x, reset, dt)
-        if state is not None:
+        # within a graph, `init_state` would become a part of it
+        if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
         return mix(x, state, reset) if dt is None else mix(x, state, reset, dt)
@@ -275,9 +276,6 @@ class Mixer(Float32Module, ABC):
 
         Caches that start empty may have grown.
         """
-        # within a graph, only the dtypes are read
-        if torch.compiler.is_compiling():
-            return self.init_state(0, device=x.device)
         # autocast has an influence on the dtype of caches; "meta" has no autocast
         kind = x.device.type
         cast = kind != "meta" and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
