@@ -116,6 +116,14 @@ def test_logits_are_formed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [7] * 14 + [2]
 
 
+def test_a_head_that_was_replaced_is_called() -> None:
+    model, split = build("gla"), text()
+    before = evaluate_windows(model, split, length=9).nats
+    model.head = torch.nn.Sequential(model.head, torch.nn.Linear(VOCAB, VOCAB)).double()
+    found = evaluate_windows(model, split, length=9).nats
+    assert found == pytest.approx(reference(model, split, 9)) and found != pytest.approx(before)
+
+
 def test_positions_beyond_the_end_are_not_computed() -> None:
     model, split = build("hgru"), text(31)
     shapes = []

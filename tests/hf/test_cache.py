@@ -146,6 +146,19 @@ def test_speculative_decoding_by_hand(model: LinrecForCausalLM) -> None:
     assert again[0, 0] == expected[1] and cache.get_seq_length() == 5
 
 
+@pytest.mark.parametrize("steps", [4, 6])
+def test_generation_from_embeddings_continues_a_cache(steps: int, model: LinrecForCausalLM) -> None:
+    torch.nn.init.normal_(model.lm_head.weight, std=0.7)
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": VOCAB}
+    whole = model.generate(tokens(), **options)
+    options["attention_mask"] = torch.ones_like(tokens())
+    # of all tokens, or of the new tokens alone, which are fewer than the cache has steps or more
+    for given in (tokens(), tokens()[:, steps:]):
+        cache = model(tokens()[:, :steps], use_cache=True)[CACHE]
+        found = model.generate(inputs_embeds=model.get_input_embeddings()(given), cache=cache, **options)
+        assert torch.equal(found, whole[:, -5:]) and cache.get_seq_length() == 9 + 5 - 1
+
+
 def test_rows_of_a_cache(model: LinrecForCausalLM) -> None:
     whole = model(tokens()).logits
     cache = model(tokens()[:, :4], use_cache=True)[CACHE]

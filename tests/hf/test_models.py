@@ -125,9 +125,54 @@ def test_options_of_a_call() -> None:
     torch.testing.assert_close(model(tokens, logits_to_keep=1).logits, whole[:, -1:])
     torch.testing.assert_close(model(tokens, logits_to_keep=torch.tensor([0, 3])).logits, whole[:, [0, 3]])
     torch.testing.assert_close(model(inputs_embeds=plain.embedding(tokens)).logits, whole)
+    with pytest.raises(ValueError, match="hidden states of every layer need"):
+        memory = {"kind": "recurrent_memory", "segment_length": 4}
+        to_hugging_face(model_of("gla", memory=memory))(tokens, output_hidden_states=True)
     assert model(tokens, use_cache=False).get(CACHE) is None
     with pytest.raises(ValueError, match="exactly one of"):
         model()
+
+
+def test_hidden_states_are_the_inputs_of_blocks_and_head() -> None:
+    plain = model_of(("gla", "attention"), embedding_norm=True)
+    model, tokens, inputs = to_hugging_face(plain), prompt(), []
+    for block in plain.blocks:
+        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    logits, _ = plain(tokens)
+    *found, last = model(tokens, output_hidden_states=True).hidden_states
+    assert len(found) == 2 and all(map(torch.equal, found, inputs))
+    torch.testing.assert_close(model.lm_head(last), logits)
+    assert model(tokens).hidden_states is None
+    options = {
+        "attention_mask": torch.ones_like(tokens),
+        "max_new_tokens": 3,
+        "return_dict_in_generate": True,
+    }
+    steps = model.generate(tokens, output_hidden_states=True, **options, **GREEDY).hidden_states
+    assert [layers[-1].shape[1] for layers in steps] == [7, 1, 1]
+
+
+@pytest.mark.parametrize("fields", [{"tie_embeddings": True}, {"n_outputs": VOCAB, "logit_cap": 0.5}])
+def test_a_resized_vocabulary_is_saved(fields: dict[str, Any], tmp_path: Path) -> None:
+    model = to_hugging_face(model_of("gla", **fields))
+    before = model(prompt()).logits
+    model.resize_token_embeddings(VOCAB + 3)
+    torch.testing.assert_close(model(prompt()).logits[..., :VOCAB], before)
+    tokens = torch.cat([prompt(), torch.full((2, 1), VOCAB + 2)], 1)
+    model.save_pretrained(tmp_path)
+    loaded = LinrecForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+    torch.testing.assert_close(from_hugging_face(model)(tokens)[0], model(tokens).logits)
+
+
+def test_a_head_that_is_untied_is_saved(tmp_path: Path) -> None:
+    model = to_hugging_face(model_of("gla", tie_embeddings=True))
+    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight)
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(tmp_path)
+    loaded = LinrecForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(prompt()).logits, model(prompt()).logits)
+    torch.testing.assert_close(from_hugging_face(loaded)(prompt())[0], model(prompt()).logits)
 
 
 def test_documents_of_a_packed_batch_are_apart() -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.nn import Head
 from linrec.nn.cross_entropy import linear_cross_entropy
+from linrec.nn.projections import readable
 from linrec.tasks import NO_TARGET, Batch, TokenSplit
 from linrec.text import TextCounts
 from linrec.train.data import on_device
@@ -242,14 +245,19 @@ class _Meter:
         return state
 
     def _nats(self, x: Tensor, targets: Tensor) -> Tensor:
-        head = self._model.head
-        rows = max(1, LOGITS // head.weight.shape[0])
+        head: Any = self._model.head
+        rows = max(1, LOGITS // self._vocab_size)
+
+        def loss(piece: Tensor, wanted: Tensor) -> Tensor:
+            if readable(Head, head):
+                return linear_cross_entropy(piece, head.weight, head.bias, wanted, cap=head.cap, rows=rows)[0]
+            logits = head(piece)
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            return cross_entropy(wide, wanted, ignore_index=NO_TARGET, reduction="sum")
+
         # split here, because `linear_cross_entropy` would compute gradients for its own chunks
-        losses = [
-            linear_cross_entropy(piece, head.weight, head.bias, wanted, cap=head.cap, rows=rows)[0]
-            for piece, wanted in zip(x.split(rows), targets.split(rows), strict=True)
-        ]
-        return torch.stack(losses).sum()
+        pieces = zip(x.split(rows), targets.split(rows), strict=True)
+        return torch.stack([loss(piece, wanted) for piece, wanted in pieces]).sum()
 
 
 def _checked(batch_tokens: int) -> int:

@@ -13,12 +13,21 @@ from linrec.rules import check_numbers
 
 __all__ = ["LinrecConfig"]
 
+# attributes that transformers reads and changes, and the fields of `ModelConfig` that they repeat
+REPEATED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "tie_word_embeddings": "tie_embeddings",
+}
+
 
 class LinrecConfig(PreTrainedConfig):
     """A `linrec.models.ModelConfig` as a configuration of transformers.
 
     The fields of the model are in `model`. `vocab_size`, `hidden_size`, `num_hidden_layers` and
-    `tie_word_embeddings` repeat them under the names that transformers reads.
+    `tie_word_embeddings` repeat them under the names that transformers reads. To set one of these attributes,
+    as `resize_token_embeddings` does, sets the field too.
 
     Args:
         model: fields of `ModelConfig`, by name; missing fields have their defaults.
@@ -47,16 +56,30 @@ class LinrecConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         check_numbers({"model": model})
-        config = ModelConfig(**model)
-        self.model = dataclasses.asdict(config)
-        self.vocab_size, self.hidden_size = config.vocab_size, config.d_model
-        self.num_hidden_layers = config.n_layers
+        self.model = dataclasses.asdict(ModelConfig(**model))
+        given = {name: kwargs.pop(name) for name in REPEATED if name in kwargs}
+        for name, field in REPEATED.items():
+            setattr(self, name, given.get(name, self.model[field]))
         self.max_position_embeddings, self.use_cache = max_position_embeddings, use_cache
         self.tuned_state = tuned_state
-        kwargs["tie_word_embeddings"] = config.tie_embeddings
-        for repeated in ("vocab_size", "hidden_size", "num_hidden_layers"):
-            kwargs.pop(repeated, None)
-        super().__init__(**kwargs)
+        # models of transformers read them, though its configurations need not have them
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(self, name, kwargs.pop(name, None))
+        super().__init__(**kwargs, tie_word_embeddings=self.tie_word_embeddings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, and the fields of the model that it repeats."""
+        super().__setattr__(name, value)
+        field = REPEATED.get(name)
+        if field is None or self.model[field] == value:
+            return
+        changes: dict[str, Any] = {field: value}
+        if name == "vocab_size" and self.model["n_outputs"] is not None:
+            changes["n_outputs"] = value
+        if name == "tie_word_embeddings" and self.model["head_bias"] is None:
+            # the head keeps the parameters that it has
+            changes["head_bias"] = not self.model[field]
+        self.model = self.model | changes
 
     def model_config(self) -> ModelConfig:
         """Return the configuration of linrec's model.

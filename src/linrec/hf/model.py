@@ -26,9 +26,10 @@ from transformers.modeling_outputs import (
 from linrec.hf.cache import CACHE, StateCache, cache_of_call
 from linrec.hf.config import LinrecConfig
 from linrec.hf.masks import Reading, check_last_piece, reading
+from linrec.hf.weight_decay import name_undecayed
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
-from linrec.nn.float32 import Float32Module
+from linrec.nn.float32 import Float32Module, tensor_options
 from linrec.restored import RestoredModule
 from linrec.rules import require
 from linrec.tensor_files import check_sealed
@@ -89,11 +90,12 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
         """
         self.requires_grad_(False)
         model = self.base_model
-        model.initial_state = InitialState(model.body).to(model.body.embedding.weight)
+        model.initial_state = InitialState(model.body).to(**tensor_options(model.body.embedding))
         model.config.tuned_state = True
 
     def post_init(self) -> None:
-        """Finish the construction: say which parameters are shared, by name."""
+        """Finish the construction: say by name which parameters are shared, and which do not decay."""
+        name_undecayed(self)
         self._tied_weights_keys = self.get_expanded_tied_weights_keys()
         super().post_init()
 
@@ -208,11 +210,13 @@ class LinrecModel(LinrecPreTrainedModel):
         use_cache: bool | None = None,
         position_ids: Tensor | None = None,
         past_key_values: StateCache | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Return the input of the head (b, t, d_model), and the cache.
+        """Return the input of the head (b, t, d_model), the cache, and `hidden_states` if wanted.
 
-        The output holds the cache as `cache`, or as `past_key_values` before transformers 5.24.
+        `hidden_states` are the inputs of all blocks, and the input of the head. The output holds the cache as
+        `cache`, or as `past_key_values` before transformers 5.24.
 
         Args:
             input_ids: tokens (b, t).
@@ -225,6 +229,7 @@ class LinrecModel(LinrecPreTrainedModel):
             position_ids: positions (b, t). Documents begin at 0, and where positions do not increase; else
                 linrec counts positions itself.
             past_key_values: another name of `cache`.
+            output_hidden_states: whether to return hidden states; None means the configuration's choice.
             kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `cu_seqlens` or `seq_idx` of packed documents. A cache
                 and other tensors are refused, and other values are not used.
 
@@ -254,10 +259,18 @@ class LinrecModel(LinrecPreTrainedModel):
             )
         if states is None and self.initial_state is not None:
             states = self.initial_state(self.body.init_state(len(x), device=x.device))
-        x, states = self.body.transformed(x, states, reset=reset, mask=mask, keep_state=use_cache)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        options: dict[str, Any] = {"keep_state": use_cache, "every_layer": output_hidden_states}
+        x, states = self.body.transformed(x, states, reset=reset, mask=mask, **options)
         if use_cache and cache is not None:
             cache.write(states, x.shape[1], mask)
-        return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache if use_cache else None})
+        hidden = x.split(self.config.hidden_size, -1)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden[-1],
+            hidden_states=hidden if output_hidden_states else None,
+            **{CACHE: cache if use_cache else None},
+        )
 
 
 class LinrecForSequenceClassification(GenericForSequenceClassification, LinrecPreTrainedModel):
@@ -294,7 +307,12 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def set_output_embeddings(self, value: nn.Module) -> None:
-        """Replace the head."""
+        """Replace the head; a plain layer, as resizing makes it, gets the cap of the logits."""
+        if type(value) is nn.Linear:
+            with torch.device("meta"):
+                head = Head(value.in_features, value.out_features, cap=self.config.model_config().logit_cap)
+            head.weight, head.bias = value.weight, value.bias
+            value = head
         self.lm_head = value
 
     def forward(
@@ -308,9 +326,10 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         past_key_values: StateCache | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Return the loss where there are labels, the logits, and the cache.
+        """Return the loss where there are labels, the logits, the cache, and `hidden_states` if wanted.
 
         The arguments are those of `LinrecModel.forward`, and three more. `labels` are tokens (b, t), -100
         where there is no target; they are shifted here. `logits_to_keep` is the number of last steps, or the
@@ -324,6 +343,7 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             position_ids=position_ids,
+            output_hidden_states=output_hidden_states,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -333,7 +353,9 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: found.get(CACHE)})
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, hidden_states=found.hidden_states, **{CACHE: found.get(CACHE)}
+        )
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -356,6 +378,10 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
                 "Pass the tokens of the cache too, or a mask over them and the new tokens.",
             )
             model_kwargs[CACHE] = cache
+            new = model_kwargs.get("inputs_embeds")
+            if new is not None and new.shape[1] < steps:
+                # new embeddings alone: transformers leaves out the first ones, as many as the cache has steps
+                model_kwargs["inputs_embeds"] = nn.functional.pad(new, (0, 0, steps - new.shape[1], 0))
             # transformers notes that the cache is the caller's
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         elif generation_config.use_cache is not False:

@@ -12,7 +12,7 @@ from linrec.hf.card import model_card
 from linrec.hf.config import LinrecConfig
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tasks import read_tasks
-from linrec.hf.tokenizer import fast_tokenizer
+from linrec.hf.tokenizer import add_end, fast_tokenizer, make_room
 from linrec.report.perplexity import read_perplexity
 from linrec.tensor_files import seal
 from linrec.text.packages import one_line
@@ -59,15 +59,15 @@ def publish(run: Run, folder: Path) -> None:
     if folder.exists():
         raise RunFolderError(f"{folder} already exists; choose another folder, or remove it.")
     model, fast = to_hugging_face(run), fast_tokenizer(tokenizer)
-    end = tokenizer.end_of_document
-    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    add_end(fast)
+    make_room(model, fast)
+    ids = {name: getattr(fast, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config: LinrecConfig = model.config
     config.max_position_embeddings = task.length
     config.auto_map = {auto: f"{Path(CODE).stem}.{name}" for auto, name in CLASSES.items()}
     for name, token in ids.items():
         setattr(config, name, token)
-    # pads are masked, so any token can pad where the tokenizer has no end
-    model.generation_config = GenerationConfig(**ids | {"pad_token_id": 0 if end is None else end})
+    model.generation_config = GenerationConfig(**ids)
     names = sorted(CLASSES.values())
     source = SOURCE.format(
         version=__version__, classes=", ".join(names), names=", ".join(f'"{name}"' for name in names)

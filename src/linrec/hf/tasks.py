@@ -12,7 +12,7 @@ from linrec.extras import import_extra
 from linrec.field_types import read_content
 from linrec.files import reason, write_json
 from linrec.hf.exchange import to_hugging_face
-from linrec.hf.tokenizer import fast_tokenizer
+from linrec.hf.tokenizer import fast_tokenizer, make_room
 from linrec.literals import Precision
 from linrec.train import Run
 from linrec.train.language import language_task, tokenizer_of
@@ -84,9 +84,11 @@ def evaluate_tasks(
             f"lm-eval knows no task {unknown[0]!r}; `lm-eval ls tasks` lists its tasks. Tasks of your own "
             "need --tasks-path."
         )
+    model, fast = to_hugging_face(run), fast_tokenizer(tokenizer)
+    make_room(model, fast)
     language_model = import_extra("lm_eval.models.huggingface", PURPOSE).HFLM(
-        pretrained=to_hugging_face(run).to(device),
-        tokenizer=fast_tokenizer(tokenizer),
+        pretrained=model.to(device),
+        tokenizer=fast,
         max_length=length,
         batch_size=max(1, batch_tokens // length),
         mixed_precision_dtype="bfloat16" if precision == "bf16-mixed" else None,

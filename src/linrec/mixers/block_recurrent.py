@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.float32 import tensor_options
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
 from linrec.nn.mixer import State
 from linrec.nn.norms import Norm, make_norm
@@ -263,7 +264,7 @@ class BlockRecurrent(SegmentMixer):
 
     def _embedded(self, S: Tensor) -> Tensor:
         """Return norm(S) + P, in the dtype of the weights."""
-        return (self.state_norm(S) + self.P.to(S.dtype)).to(self.k_s.weight.dtype)
+        return (self.state_norm(S) + self.P.to(S.dtype)).to(tensor_options(self.k_s)["dtype"])
 
     def _of_states(self, S: Tensor) -> tuple[Tensor, Tensor]:
         """Return K_s and V_s."""

@@ -26,6 +26,7 @@ from torch.nn import functional
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import affine_map, matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice
 
@@ -98,7 +99,7 @@ class CfC(Mixer):
         choice(Activation, activation=activation)
         nonlinear_scan.operator.check_mode(mode)
         self.phi, self.variant, self.mode = ACTIVATIONS[activation], variant, mode
-        self.mixed_memory = mixed_memory
+        self.mixed_memory, self.d_backbone = mixed_memory, d_backbone
 
         self.first = nn.Linear(2 * d_model, d_backbone)
         self.further = nn.ModuleList(nn.Linear(d_backbone, d_backbone) for _ in range(n_layers - 1))
@@ -122,13 +123,15 @@ class CfC(Mixer):
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model); with a mixed memory, h and m, joined."""
         start = self.init_state(len(x), device=x.device) if state is None else state
-        W, W_h = self.first.weight.split(self.d_model, 1)
-        Wx = functional.linear(x, W, self.first.bias)
-        weights = [W_h, *self.further.parameters(), *self.heads.parameters()]
+        W, b = affine_map(self.first, 2 * self.d_model, x.device)
+        W, W_h = W.split(self.d_model, 1)
+        Wx, weights = functional.linear(x, W, b), [W_h]
+        for layer in (*self.further, self.heads):
+            weights += affine_map(layer, self.d_backbone, x.device)
         if self.variant == "pure":
             weights += [self.a, self.w]
         if self.mixed_memory:
-            Wx, weights = torch.cat([Wx, self.V(x)], -1), [self.U.weight, *weights]
+            Wx, weights = torch.cat([Wx, self.V(x)], -1), [matrix(self.U, self.d_model, x.device), *weights]
         inputs = beside_times(Wx, dt)
         h, state = nonlinear_scan(self._cell, inputs, weights, state=start, reset=reset, mode=self.mode)
         return h[..., : self.d_model].to(Wx.dtype), state

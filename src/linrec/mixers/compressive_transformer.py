@@ -12,13 +12,14 @@ joins steps. f makes one vector of each r steps. attn is attention with the laye
 contents alone, and the loss trains f alone.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linrec.nn.added_loss import with_loss
-from linrec.nn.compressions import Compression, ConvCompression, make_compression, reconstruction_loss
+from linrec.nn.compressions import Compression, compressed, make_compression, reconstruction_loss
 from linrec.nn.distance_scores import DistanceScores, QueryBiases, attention_received, distance_attention
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
@@ -124,14 +125,12 @@ class CompressiveTransformer(SegmentMixer):
         positive(init_std=init_std)
         self.n_heads, d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.memory_length = segment_length if memory_length is None else memory_length
-        self.loss_weight = loss_weight
 
-        self.q = nn.Linear(d_model, d_model, bias=False)
-        self.k = nn.Linear(d_model, d_model, bias=False)
-        self.v = nn.Linear(d_model, d_model, bias=False)
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
         self.distance = DistanceScores(d_model, self.n_heads, d_head)
         self.biases = QueryBiases(self.n_heads, d_head, std=init_std)
         self.f = make_compression(compression, d_model, segment_length, compression_rate, dilation)
+        self.taps, self.loss_weight = self.f.taps, loss_weight
         compressed = max(1, self.memory_length // compression_rate)
         self.compressed_length = compressed if compressed_length is None else compressed_length
         self.out = nn.Linear(d_model, d_model, bias=False)
@@ -148,26 +147,27 @@ class CompressiveTransformer(SegmentMixer):
 
     def read(self, x: Tensor, memory: Memories, segment: Steps, sight: Sight) -> tuple[Tensor, Steps]:
         """Return a, with the gradient of the loss at the end of a segment, and h_s up to the new steps."""
-        (recent, compressed), T = memory, self.segment_length
+        (recent, older), T = memory, self.segment_length
         h, kv = extended(segment, x, self.k, self.v)
-        joined = all_keys_and_values([compressed, recent], (h, kv), self.k, self.v)
+        joined = all_keys_and_values([older, recent], (h, kv), self.k, self.v)
         q, k, v = (y.unflatten(-1, (self.n_heads, -1)) for y in (self.q(x), *joined))
-        visible = sight.of(torch.cat([compressed.alive, recent.alive], 1), x.shape[1])
+        visible = sight.of(torch.cat([older.alive, recent.alive], 1), x.shape[1])
         a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=self.active_dropout)
-        trains = isinstance(self.f, ConvCompression) and self.training and torch.is_grad_enabled()
+        trains = self.taps is not None and self.training and torch.is_grad_enabled()
         if trains and self.loss_weight and h.shape[1] == T:
             # the last step sees the steps of the row's sequence, and the memory unless it was emptied
             alive = visible[:, -1, self.compressed_length :]
             old = PastSteps.of(torch.cat([recent.h, h], 1)[:, :T], alive[:, :T])
-            loss = reconstruction_loss(self.f, h, old, alive[:, -T:], (self.q, self.k, self.v), self.n_heads)
+            f, projections = partial(compressed, self.f, self.taps), (self.q, self.k, self.v)
+            loss = reconstruction_loss(f, h, old, alive[:, -T:], projections, self.n_heads)
             a = with_loss(a, self.loss_weight * loss)
         return a.flatten(-2), (h, kv)
 
     def write(self, memory: Memories, segment: Steps, alive: Tensor) -> Memories:
         """Return m_{s+1} and c_{s+1}."""
         old, recent = memory.recent.evicting(PastSteps(segment[0], alive, segment[1]))
-        c = self.f(old, lambda: self.usage(memory, segment[0], alive)).keyed(self.k, self.v)
-        return Memories(recent, memory.compressed.then(c))
+        c = compressed(self.f, self.taps, old, lambda: self.usage(memory, segment[0], alive))
+        return Memories(recent, memory.compressed.then(c.keyed(self.k, self.v)))
 
     def usage(self, memory: Memories, h: Tensor, alive: Tensor) -> Tensor:
         """Return the attention that a segment pays to each step that leaves the memory, summed over steps.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive
 
@@ -83,9 +84,8 @@ class CoRNN(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
         start = self.init_state(len(x), device=x.device) if state is None else state
-        zy, state = nonlinear_scan(
-            self._cell, self.V(x), self.W.weight, state=start, reset=reset, mode=self.mode
-        )
+        W = matrix(self.W, 2 * self.d_model, x.device)
+        zy, state = nonlinear_scan(self._cell, self.V(x), W, state=start, reset=reset, mode=self.mode)
         return zy[..., self.d_model :], state
 
     def _cell(self, zy: Tensor, Vx: Tensor, W: Tensor) -> Tensor:

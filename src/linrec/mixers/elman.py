@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.torch_rnn import run_torch_rnn
+from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice
 
@@ -69,8 +69,7 @@ class Elman(Mixer):
         nonlinear_scan.operator.check_mode(mode)
         self.sigma, self.mode = ACTIVATIONS[activation], mode
 
-        # not nn.RNN, which torch.compile refuses to read
-        self.rnn = nn.RNNBase(f"RNN_{activation.upper()}", d_model, d_model, batch_first=True)
+        self.rnn = RNNWeights(f"RNN_{activation.upper()}", d_model)
         if init == "identity":
             W, U, b, c = self.rnn.parameters()
             nn.init.normal_(W, std=0.001)

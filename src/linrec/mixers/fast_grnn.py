@@ -98,7 +98,7 @@ class FastGRNN(Mixer):
         return nonlinear_scan(
             self._cell,
             self.W(x),
-            (self.b_z, self.b, *scalars, *self.U.weights()),
+            (self.b_z, self.b, *scalars, *self.U.weights(x.device)),
             state=state,
             reset=reset,
             mode=self.mode,

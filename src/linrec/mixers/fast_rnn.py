@@ -88,7 +88,7 @@ class FastRNN(Mixer):
         return nonlinear_scan(
             self._cell,
             self.W(x) + self.b,
-            (*scalars, *self.U.weights()),
+            (*scalars, *self.U.weights(x.device)),
             state=state,
             reset=reset,
             mode=self.mode,

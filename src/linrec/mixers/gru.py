@@ -11,11 +11,11 @@ U_n (r_t * h_{t-1}) + c_n.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.torch_rnn import run_torch_rnn
+from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
 from linrec.ops.nonlinear_scan import nonlinear_scan
 
 __all__ = ["GRU"]
@@ -54,8 +54,7 @@ class GRU(Mixer):
         super().__init__(d_model)
         nonlinear_scan.operator.check_mode(mode)
         self.reset_after, self.mode = reset_after, mode
-        # not nn.GRU, which torch.compile refuses to read
-        self.rnn = nn.RNNBase("GRU", d_model, d_model, batch_first=True)
+        self.rnn = RNNWeights("GRU", d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""

@@ -23,6 +23,7 @@ from torch.nn import functional
 from linrec.nn.gru_step import gru_gates
 from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import affine_map, matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import require
 
@@ -98,9 +99,16 @@ class GRUD(Mixer):
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last state (b, d_model); with `missing`, (b, 2 d_model)."""
         start = self.init_state(len(x), device=x.device) if state is None else state
-        weights = [self.U.weight, *self.gamma.parameters()]
+        n = self.d_model // 2 if self.missing else 1
+        weights = [matrix(self.U, self.d_model, x.device), *affine_map(self.gamma, n, x.device)]
         if self.missing:
-            weights += [self.W.weight, self.W.bias, self.V.weight, self.w_beta, self.b_beta, self.mean]
+            weights += [
+                *affine_map(self.W, n, x.device),
+                matrix(self.V, n, x.device),
+                self.w_beta,
+                self.b_beta,
+                self.mean,
+            ]
         inputs = beside_times(x if self.missing else self.W(x), dt)
         cell = self._with_missing_values if self.missing else self._cell
         h, state = nonlinear_scan(cell, inputs, weights, state=start, reset=reset, mode=self.mode)

@@ -121,10 +121,10 @@ class H3(Mixer):
         tail, S = (None, None) if state is None else state
         q, k, v = self.q(x), self.k(x), self.v(x)
 
-        B, C, D = (part.to(self.state_dtype) for part in (self.shift_B, self.shift_C, self.shift_D))
+        B, C, now = (part.to(self.state_dtype) for part in (self.shift_B, self.shift_C, self.shift_D))
         more = (0, self.d_state - 1)
         taps = (functional.pad(C, more).unfold(1, self.d_state, 1) @ B[..., None]).squeeze(-1)
-        taps = taps + functional.pad(D[:, None], more)
+        taps = taps + functional.pad(now[:, None], more)
         if tail is None:
             tail = taps.new_zeros(x.shape[0], self.d_state - 1, self.d_model)
         # zero-length time would have fewer inputs than taps without one more
@@ -139,8 +139,9 @@ class H3(Mixer):
         z, rows = products.flatten(0, 2), products.shape[:3]
         each = None if reset is None else reset.repeat_interleave(self.d_head**2, 0)
         S = None if S is None else S.flatten(0, 2)
-        KV, S = diagonal_ssm(z, *self.diagonal.discrete(), state=S, reset=each, mode=self.diagonal.mode)
-        KV = KV + self.diagonal.D.to(KV.dtype) * z
+        *system, D = self.diagonal()
+        KV, S = diagonal_ssm(z, *system, state=S, reset=each, mode=self.diagonal.mode)
+        KV = KV + D.to(KV.dtype) * z
 
         o = (q.movedim(3, 1)[:, :, None] * KV.unflatten(0, rows)).sum(1)
         return self.out(o.movedim(1, 3).flatten(2)), (tail, S.unflatten(0, rows))
@@ -155,7 +156,7 @@ class H3(Mixer):
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over heads of |K_{n-m} Q_n Kbar_m|, which V_m is multiplied by; K is SSM_diag's."""
         _, notes = self._memory(x, reset)
-        kernel = self.diagonal.kernel(x.shape[1])
-        now = functional.pad(self.diagonal.D.to(kernel.dtype)[:, None], (0, x.shape[1] - 1))
+        kernel, (*_, D) = self.diagonal.kernel(x.shape[1]), self.diagonal()
+        now = functional.pad(D.to(kernel.dtype)[:, None], (0, x.shape[1] - 1))
         weights = torch.einsum("bnhi,bmhi->bhnm", notes["q"], notes["k"])
         return kernel_mixing(kernel + now, x, reset, weights)

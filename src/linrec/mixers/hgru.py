@@ -211,7 +211,7 @@ class HGRU(Mixer):
 
         transition = torch.ones_like(gamma) if self.forget_gate == "none" else lambda_
         if self.theta is not None:
-            theta = self.theta(x) if isinstance(self.theta, GateLinear) else self.theta.to(dtype)
+            theta = self.theta.to(dtype) if isinstance(self.theta, Tensor) else self.theta(x)
             note(phase=theta)
             turn = torch.stack([theta.cos(), theta.sin()], -1)
             transition = torch.view_as_complex(transition[..., None] * turn)

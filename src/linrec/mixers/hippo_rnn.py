@@ -11,7 +11,6 @@ HiPPO's system, tau update of a gated RNN, g gate, L learned affine maps, y outp
 memory nonlinearly, so steps run one by one.
 """
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,8 +20,9 @@ from torch.nn import functional
 
 from linrec.hippo import Discretization, discretize, matrices
 from linrec.hippo.scaled import scaled_step
-from linrec.nn.gates import Gate
+from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import affine_map
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.core.call import refuse_split_time, unhandled
 from linrec.ops.core.precision import without_autocast
@@ -131,12 +131,13 @@ class HiPPORNN(Mixer):
         self.memory_first = variant == "released"
 
         sees = [d_model, d_memory * self.order] + ([] if self.memory_first else [d_model])
-        self.z = nn.Linear(sum(sees), d_model)
+        self.seen = sum(sees)
+        self.z = nn.Linear(self.seen, d_model)
         for part in self.z.weight.split(sees, 1):
             nn.init.xavier_normal_(part)
-        self.g = Gate(sum(sees), d_model, refine=refine, uniform_init=uniform_init) if gate else None
-        for linear in self._maps()[1:]:
-            nn.init.normal_(linear.weight, std=sum(sees) ** -0.5)
+        self.g = Gate(self.seen, d_model, refine=refine, uniform_init=uniform_init) if gate else None
+        for linear, _ in self._maps()[1:]:
+            nn.init.normal_(linear.weight, std=self.seen**-0.5)
         self.f = nn.Linear(2 * d_model if self.memory_first else d_model, d_memory)
         nn.init.kaiming_uniform_(self.f.weight, nonlinearity="linear")
         self.add_constants(like=self.f.weight)
@@ -150,10 +151,12 @@ class HiPPORNN(Mixer):
         h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
         dtype, d = c.dtype, self.d_model
         # L_z and the maps of the gate side by side, split into columns for x and for the rest
-        L = torch.cat([part.weight.to(dtype) for part in self._maps()])
+        maps = [affine_map(part, self.seen, x.device, kind=kind) for part, kind in self._maps()]
+        L, b = (torch.cat([part.to(dtype) for part in parts]) for parts in zip(*maps, strict=True))
         L_x, L_rest = L[:, :d], L[:, d:].mT
-        b = torch.cat([part.bias.to(dtype) for part in self._maps()])
-        L_f, b_f = self.f.weight.to(dtype), self.f.bias.to(dtype)
+        L_f, b_f = (
+            part.to(dtype) for part in affine_map(self.f, 2 * d if self.memory_first else d, x.device)
+        )
 
         def tau(h: Tensor, c: Tensor, s_x: Tensor) -> Tensor:
             s = c.flatten(1) if self.memory_first else torch.cat([c.flatten(1), h], -1)
@@ -195,9 +198,10 @@ class HiPPORNN(Mixer):
         c = torch.zeros(batch, self.d_memory, self.order, **kwargs)
         return HiPPOState(h, c, torch.zeros(batch, 1, **kwargs) if self.window is None else None)
 
-    def _maps(self) -> Sequence[nn.Linear]:
-        """Return L_z and the maps of the gate."""
-        return [self.z, *(part for part in (self.g.f, self.g.r) if part is not None)] if self.g else [self.z]
+    def _maps(self) -> list[tuple[nn.Linear, type[nn.Linear]]]:
+        """Return L_z and the maps of the gate, each with its class."""
+        gates = [] if self.g is None else [self.g.f, self.g.r]
+        return [(self.z, nn.Linear), *((part, GateLinear) for part in gates if part is not None)]
 
     def constants(self) -> dict[str, Tensor]:
         """Return A and B of one step; without a window, they change from step to step."""

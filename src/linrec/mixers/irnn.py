@@ -18,6 +18,7 @@ from torch.nn import functional
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
+from linrec.nn.projections import matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive
 
@@ -88,7 +89,7 @@ class IncrementalRNN(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         # clones, because an exported loop refuses parameters that share memory
-        parameters = self.U.weight, *(eta_i.clone() for eta_i in self.eta)
+        parameters = matrix(self.U, self.d_model, x.device), *(eta_i.clone() for eta_i in self.eta)
         return nonlinear_scan(self._cell, self.W(x), parameters, state=state, reset=reset, mode=self.mode)
 
     def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, *eta: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import require
 
@@ -72,7 +73,7 @@ class LEM(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
         start = self.init_state(len(x), device=x.device) if state is None else state
-        weights = self.W.weight, self.W_y.weight
+        weights = matrix(self.W, self.d_model, x.device), matrix(self.W_y, self.d_model, x.device)
         zy, state = nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
         return zy[..., self.d_model :], state
 

@@ -124,9 +124,9 @@ class LiquidS4(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, u^p of the last step for p = 1 .. P - 1 (b, P - 1, d_model), and x (b, d_model, n)."""
         before, S = (None, None) if state is None else state
-        u, (Abar, Bbar, C), mode = x, self.ssm.discrete(), self.ssm.mode
+        u, (Abar, Bbar, C, D), mode = x, self.ssm(), self.ssm.mode
         y, S = diagonal_ssm(u, Abar, Bbar, C, state=S, reset=reset, mode=mode)
-        y = y + self.ssm.D.to(y.dtype) * u
+        y = y + D.to(y.dtype) * u
         product, power, lasts = u, Bbar, []
         for p in range(2, self.degree + 1):
             earlier, last = token_shift(product, None if before is None else before[:, p - 2], reset=reset)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from linrec.hippo import Discretization, discretize, matrices
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.projections import drawn_linear, lecun_linear
+from linrec.nn.projections import drawn_linear, lecun_linear, matrix
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.rules import at_least, choice, positive, require
@@ -162,7 +162,9 @@ class LMU(Mixer):
         f, f_u = ACTIVATIONS[self.activation], ACTIVATIONS[self.memory_activation]
         m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
         u_x, h_x = self.E_x(x).to(m.dtype), self.W_x(x).to(m.dtype)
-        E_h, E_m, W_h, W_m = (part.weight.to(m.dtype).mT for part in (self.E_h, self.E_m, self.W_h, self.W_m))
+        width = self.d_memory * self.order
+        E_h, W_h = (matrix(part, self.d_model, x.device).to(m.dtype).mT for part in (self.E_h, self.W_h))
+        E_m, W_m = (matrix(part, width, x.device).to(m.dtype).mT for part in (self.E_m, self.W_m))
 
         def step(state: Tensors, u_t: Tensor, h_t: Tensor) -> Step:
             m, h = state

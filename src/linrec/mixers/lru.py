@@ -130,7 +130,7 @@ class LRU(Mixer):
     ) -> tuple[Tensor, State]:
         """Return y, and h (b, d_state)."""
         dtype = self.state_dtype
-        nu_log = self.nu_log(x) if isinstance(self.nu_log, GateLinear) else self.nu_log.to(dtype)
+        nu_log = self.nu_log.to(dtype) if isinstance(self.nu_log, Tensor) else self.nu_log(x)
         theta, gamma = self.theta_log.to(dtype).exp(), self.gamma_log.to(dtype).exp()
         elapsed = torch.ones_like(theta) if dt is None else dt.to(dtype)[..., None]
         phase = elapsed * theta

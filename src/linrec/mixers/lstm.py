@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.torch_rnn import run_torch_rnn
+from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least
 
@@ -58,8 +58,7 @@ class LSTM(Mixer):
         nonlinear_scan.operator.check_mode(mode)
         self.mode = mode
 
-        # not nn.LSTM, which torch.compile refuses to read
-        self.rnn = nn.RNNBase("LSTM", d_model, d_model, batch_first=True)
+        self.rnn = RNNWeights("LSTM", d_model)
         if forget_bias is not None:
             _, _, b, c = self.rnn.parameters()
             nn.init.constant_(b.chunk(4)[1], forget_bias)

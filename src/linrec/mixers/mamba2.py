@@ -162,6 +162,7 @@ class Mamba2(Mixer):
         self.dt_limit, self.norm_before_gate = dt_limit, norm_before_gate
 
         convolved = self.widths[0] if sequential else sum(self.widths)
+        self.d_inner = d_inner
         self.zXBC = nn.Linear(d_model, d_inner + convolved, bias=bias)
         self.conv = ShortConvolution(convolved, conv_size, bias=conv_bias, silu=silu)
         self.BC = nn.Linear(self.widths[0], sum(self.widths[1:]), bias=bias) if sequential else None
@@ -185,7 +186,7 @@ class Mamba2(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, N, P); with a convolution, its tail and S."""
         tail, S = self.conv.split(state)
-        z, XBC = self.zXBC(x).tensor_split([self.out.in_features], dim=-1)
+        z, XBC = self.zXBC(x).tensor_split([self.d_inner], dim=-1)
         XBC, tail = self.conv(XBC, tail, reset=reset)
         if self.BC is None:
             X, B, C = XBC.split(self.widths, dim=-1)

@@ -187,7 +187,7 @@ class Mega(Mixer):
         skipped, x = x, self.norm(x)
         averaged, h = x, past.h
         if self.average is not None:
-            averaged, h = diagonal_ssm(x, *self.average.discrete(), state=h, reset=reset)
+            averaged, h = diagonal_ssm(x, *self.average(), state=h, reset=reset)
         if self.omega is not None:
             averaged = functional.silu(averaged + self.omega.to(x.dtype) * x)
         z, v = (functional.silu(part)[:, :, None] for part in (self.z(averaged), self.v(x)))
@@ -241,7 +241,7 @@ class Mega(Mixer):
 
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return 1 - alpha * delta of the averages, None without them."""
-        return None if self.average is None else Transitions(self.average.discrete()[0].flatten(), None)
+        return None if self.average is None else Transitions(self.average()[0].flatten(), None)
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor | None:
         """Return the weights that v is multiplied by in o."""

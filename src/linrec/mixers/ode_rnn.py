@@ -21,6 +21,7 @@ from linrec.nn.gru_step import gru_gates
 from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.ode import ADAPTIVE, SOLVERS, Solver, solve
+from linrec.nn.projections import affine_map, matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive, require
 
@@ -96,8 +97,8 @@ class OdeRNN(Mixer):
         self.solver: Solver = solver
         self.n_steps, self.rtol, self.atol, self.mode = n_steps, rtol, atol, mode
 
-        widths = [d_model, *[d_hidden] * n_layers, d_model]
-        self.f = nn.ModuleList(nn.Linear(n_in, n_out) for n_in, n_out in pairwise(widths))
+        self.widths = [d_model, *[d_hidden] * n_layers, d_model]
+        self.f = nn.ModuleList(nn.Linear(n_in, n_out) for n_in, n_out in pairwise(self.widths))
         # of u, r and n
         self.W = nn.Linear(d_model, 3 * d_model)
         self.U = nn.Linear(d_model, 3 * d_model, bias=False)
@@ -111,7 +112,9 @@ class OdeRNN(Mixer):
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         start = self.init_state(len(x), device=x.device) if state is None else state
-        weights = [self.U.weight, *self.f.parameters()]
+        weights = [matrix(self.U, self.d_model, x.device)]
+        for layer, width in zip(self.f, self.widths, strict=False):
+            weights += affine_map(layer, width, x.device)
         inputs = beside_times(self.W(x), dt)
         h, state = nonlinear_scan(self._cell, inputs, weights, state=start, reset=reset, mode=self.mode)
         return h.to(x.dtype), state

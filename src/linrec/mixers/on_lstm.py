@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import affine_map
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import divisor
 
@@ -66,9 +67,8 @@ class OnLSTM(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and c, joined (b, 2 d_model)."""
         start = self.init_state(len(x), device=x.device) if state is None else state
-        hc, state = nonlinear_scan(
-            self._cell, self.W(x) + self.U.bias, self.U.weight, state=start, reset=reset, mode=self.mode
-        )
+        U, c = affine_map(self.U, self.d_model, x.device)
+        hc, state = nonlinear_scan(self._cell, self.W(x) + c, U, state=start, reset=reset, mode=self.mode)
         return hc[..., : self.d_model], state
 
     def _cell(self, hc: Tensor, Wx: Tensor, U: Tensor) -> Tensor:

@@ -126,10 +126,11 @@ class S4D(Mixer):
         # of all channels for the first output, then for the second
         u = x if self.n_outputs == 1 else x.repeat(1, 1, self.n_outputs)
         if dt is None:
-            y, state = diagonal_ssm(u, *self.ssm.discrete(), state=state, reset=reset, mode=self.ssm.mode)
+            *system, D = self.ssm()
+            y, state = diagonal_ssm(u, *system, state=state, reset=reset, mode=self.ssm.mode)
+            y = y + D.to(y.dtype) * u
         else:
             y, state = self.ssm.irregular(u, dt, state=state, reset=reset)
-        y = y + self.ssm.D.to(y.dtype) * u
         return self.out(y), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -68,9 +68,9 @@ class MultiScaleFilter(LongFilter):
         self.D = nn.Parameter(torch.randn(channels))
         self.register_buffer("Z", self._scales(length).detach().norm(dim=1, keepdim=True))
 
-    def taps(self, length: int) -> Float[Tensor, "d length"]:
+    def taps(self, length: int, *, device: torch.device | None = None) -> Float[Tensor, "d length"]:
         """Return the first taps of K, with D."""
-        K = self._scales(length)[:, :length]
+        K = self._scales(length)[:, :length].to(device)
         K = K / self.get_buffer("Z").to(K.dtype)
         return torch.cat([K[:, :1] + self.D.to(K.dtype)[:, None], K[:, 1:]], 1)
 

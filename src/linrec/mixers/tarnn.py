@@ -20,6 +20,7 @@ from torch.nn import functional
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
+from linrec.nn.projections import matrix
 from linrec.nn.token_shift import token_shift
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice
@@ -109,7 +110,9 @@ class TARNN(Mixer):
         start = self.init_state(len(x), device=x.device) if state is None else state
         before, last = token_shift(x, start.x, reset=reset)
         inputs = torch.cat([self.W_s(x), self.W_1(x) + self.W_2(before), self.B_1(x)], -1)
-        weights = [layer.weight for layer in (self.U_s, self.U_1, self.U_2, self.B_2)]
+        weights = [
+            matrix(layer, self.d_model, x.device) for layer in (self.U_s, self.U_1, self.U_2, self.B_2)
+        ]
         # clones, because an exported loop refuses parameters that share memory
         lengths = [a_i.clone() for a_i in self.a]
         h, hidden = nonlinear_scan(

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.float32 import tensor_options
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.precision import without_autocast
@@ -58,18 +59,15 @@ class RelativePositionFilter(LongFilter):
         self.out = nn.Linear(width, channels)
         self.keep_float32("inputs", "layers", "out")
 
-    def taps(self, length: int) -> Float[Tensor, "d length"]:
+    def taps(self, length: int, *, device: torch.device | None = None) -> Float[Tensor, "d length"]:
         """Return the first taps t_0, t_1, .."""
-        device, dtype = self.out.weight.device, self.state_dtype
-        with without_autocast(device.type):
-            i = torch.arange(length, dtype=dtype, device=device)
-            z = i[:, None]
-            for layer in (self.inputs, *self.layers, self.out):
-                weight, bias = (parameter.to(dtype) for parameter in layer.parameters())
-                if layer is not self.inputs:
-                    rms = torch.linalg.vector_norm(z, dim=-1, keepdim=True) / z.shape[-1] ** 0.5
-                    z = functional.relu(z / (rms + EPS))
-                z = functional.linear(z, weight, bias)
+        like = tensor_options(self, device)
+        with without_autocast(like["device"].type):
+            i = torch.arange(length, **like | {"dtype": self.state_dtype})
+            z = self.inputs(i[:, None])
+            for layer in (*self.layers, self.out):
+                rms = torch.linalg.vector_norm(z, dim=-1, keepdim=True) / z.shape[-1] ** 0.5
+                z = layer(functional.relu(z / (rms + EPS)))
             assert self.decay is not None
             return (self.decay ** i[:, None] * z).mT
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
+from linrec.nn.float32 import tensor_options
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import readable
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice, divisor, require
 
@@ -87,6 +89,7 @@ class WaveRNN(Mixer):
         choice(InputInit, input_init=input_init)
         nonlinear_scan.operator.check_mode(mode)
         self.n_channels, self.activation, self.mode = n_channels, activation, mode
+        self.kernel_size = kernel_size
 
         self.V = nn.Linear(d_model, d_model)
         self.u = nn.Conv1d(n_channels, n_channels, kernel_size)
@@ -103,7 +106,7 @@ class WaveRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        weights = tuple(self.u.parameters())
+        weights = self._kernel(x.device)
         start = self.init_state(len(x), device=x.device) if state is None else state
         return nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
 
@@ -115,6 +118,16 @@ class WaveRNN(Mixer):
         if self.activation == "identity":
             return h
         return torch.relu(h) if self.activation == "relu" else torch.tanh(h)
+
+    def _kernel(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return u and b; of outputs for impulses, where a call is more than the convolution by u."""
+        if readable(nn.Conv1d, self.u):
+            weight, bias = self.u.parameters()
+            return weight, bias
+        n, margin = self.n_channels, self.kernel_size - 1
+        impulses = torch.eye(n + 1, n, **tensor_options(self.u, device))[..., None]
+        y = self.u(pad(impulses, (margin, margin)))
+        return (y[:-1] - y[-1]).movedim(0, 1).flip(-1), y[-1, :, 0]
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model)."""

@@ -86,7 +86,8 @@ class EnhancedRecurrence(StackMemory):
     ) -> tuple[Tensor, States, Tensor]:
         """Return h_s^L of new steps, the states of the blocks, and h_s^L up to the new steps."""
         h, states = stack.run(x, state.memory, reset)
-        outputs = torch.cat([state.segment, h.to(state.segment.dtype)], 1)
+        dtype = _time_state(states[0]).memory.h.dtype
+        outputs = torch.cat([state.segment.to(dtype), h.to(dtype)], 1)
         return h, states, outputs.masked_fill(~alive[..., None], 0)
 
     def finish(self, state: SegmentState, stack: Stack) -> tuple[States, Tensor]:

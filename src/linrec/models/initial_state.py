@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linrec.mixers import State
 from linrec.models.language_model import LanguageModel
-from linrec.nn.float32 import Float32Module
+from linrec.nn.float32 import Float32Module, tensor_options
 from linrec.trees import leaves, map_tree
 
 __all__ = ["InitialState"]
@@ -46,7 +46,7 @@ class InitialState(Float32Module):
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         # the values of tensors on the meta device are unknown
-        device = model.embedding.weight.device
+        device = tensor_options(model)["device"]
         for place, tensor in enumerate(leaves(model.init_state(1, device="cpu"))):
             if _is_trained(tensor):
                 # files of tensors and optimisers differ in their support of complex numbers

@@ -165,14 +165,19 @@ class LanguageModel(RestoredModule):
         dt: Float[Tensor, "b t"] | None = None,
         mask: Bool[Tensor, "b t"] | None = None,
         keep_state: bool = True,
-    ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
-        """Return the head's input and the state from embeddings `x`; otherwise as `hidden`."""
+        every_layer: bool = False,
+    ) -> tuple[Float[Tensor, "b t d_hidden"], tuple[State, ...]]:
+        """Return the head's input and the state from embeddings `x`; otherwise as `hidden`.
+
+        With `every_layer`, the inputs of all blocks stand before the head's input, side by side:
+        (b, t, (n_layers + 1) d_model). A memory across the stack does not have it.
+        """
         if mask is not None:
             self._check_mask(mask, x)
             # a compiler cannot branch on values
             if not torch.compiler.is_compiling() and mask.all():
                 mask = None
-        run = partial(self._run, keep_state=keep_state)
+        run = partial(self._run, keep_state=keep_state, every_layer=every_layer)
         if mask is None and not isinstance(state, RaggedState):
             return run(x, state, reset, dt)
         ended = not keep_state and all(mixer.is_causal for mixer in self.mixers)
@@ -186,19 +191,23 @@ class LanguageModel(RestoredModule):
         dt: Tensor | None,
         *,
         keep_state: bool,
+        every_layer: bool,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Run rows of which all steps count, as `transformed`."""
         if self.memory is None:
-            return self._stack(x, state, reset, dt=dt, keep_state=keep_state)
+            return self._stack(x, state, reset, dt=dt, keep_state=keep_state, every_layer=every_layer)
+        require(
+            not every_layer,
+            "hidden states of every layer need `memory.kind` = 'none'; got "
+            f"{self.config.memory.kind!r}, whose blocks read further steps. Use a model without memory.",
+        )
         require(
             dt is None,
             f"`dt` must be None with `memory.kind` = {self.config.memory.kind!r}, which counts steps; got a "
             "tensor. Use a model without memory across the stack.",
         )
-        if state is None:
-            state = self.init_state(len(x), device=x.device)
         # the memory checks that the state is its own
-        state = cast(SegmentState, state)
+        state = cast(SegmentState | None, state)
         x, state = self.memory(x, state, reset, stack=self._as_stack(x.device))
         return x, state if keep_state else (None,) * len(self.blocks)
 
@@ -211,6 +220,7 @@ class LanguageModel(RestoredModule):
         dt: Tensor | None = None,
         keep_state: bool = True,
         memory: Tree = None,
+        every_layer: bool = False,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Run the blocks and the norm; the blocks read `memory`, a part of the memory across them."""
         if state is None:
@@ -223,12 +233,14 @@ class LanguageModel(RestoredModule):
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         x = self.dropout(self.embedding_norm(x))
-        states, again = [], self.recompute and torch.is_grad_enabled()
+        states, again, inputs = [], self.recompute and torch.is_grad_enabled(), []
         for block, block_state in zip(self.blocks, state, strict=True):
+            inputs.append(x)
             run = partial(checkpoint, block, use_reentrant=False) if again else block
             x, block_state = run(x, block_state, reset=reset, dt=dt, keep_state=keep_state, memory=memory)
             states.append(block_state)
-        return self.norm(x), tuple(states)
+        y = self.norm(x)
+        return torch.cat([*inputs, y], -1) if every_layer else y, tuple(states)
 
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, position: int = 0

@@ -127,6 +127,7 @@ class Memformer(StackMemory):
     ) -> tuple[Tensor, Tensor, tuple[States, Tensor]]:
         """Return Y_s of new steps, M_s, and the states of the blocks with Y_s up to the new steps."""
         memory, (states, outputs), *_ = state
+        memory, outputs = memory.to(self.M.dtype), outputs.to(self.M.dtype)
         fresh, document = self._fresh(len(x)), None
         if reset is not None:
             memory, document = entering(memory, reset), documents(reset)

@@ -66,6 +66,7 @@ class RecurrentMemory(StackMemory):
     ) -> tuple[Tensor, Tensor, States]:
         """Return Y_s of steps of one segment, the memory, and the states of the blocks."""
         memory, segment, before, _ = state
+        memory = memory.to(self.M.dtype)
         if self.config.form == "encoder":
             return self._read_whole(x, memory, segment, reset, stack)
         batch, done = len(x), before.shape[1]

@@ -81,7 +81,7 @@ class StackMemory(nn.Module, ABC):
     def forward(
         self,
         x: Float[Tensor, "b t d_model"],
-        state: SegmentState,
+        state: SegmentState | None,
         reset: Bool[Tensor, "b t"] | None,
         *,
         stack: Stack,
@@ -90,7 +90,7 @@ class StackMemory(nn.Module, ABC):
 
         Args:
             x: embeddings of the tokens.
-            state: the state that an earlier call returned, or `first_state`.
+            state: the state that an earlier call returned, in any precision; None is `first_state`.
             reset: true where a new sequence starts: the initial memory takes the place of the memory.
             stack: the blocks.
 
@@ -98,6 +98,8 @@ class StackMemory(nn.Module, ABC):
             ValueError: `state` is not of this memory; or, in the encoder form, a call does not consist of
                 whole segments or has a reset within a segment.
         """
+        if state is None:
+            state = self.first_state(len(x), 0, stack=stack)
         require(
             isinstance(state, SegmentState),
             "`state` must be the `SegmentState` that this model returned, or None; got a "

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.float32 import Float32Module
+from linrec.nn.projections import readable
 from linrec.ops.core.precision import without_autocast
 
 __all__ = ["BlockDiagonalLinear", "block_projected", "widened"]
@@ -54,7 +55,7 @@ class BlockDiagonalLinear(Float32Module):
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Apply the projection to `x` (..., d)."""
-        return block_projected(x, self)[0]
+        return _projected(x, self)[0]
 
     def extra_repr(self) -> str:
         """Return the text that `print` shows."""
@@ -65,7 +66,9 @@ class BlockDiagonalLinear(Float32Module):
 def block_projected(
     x: Float[Tensor, "*batch d"], *layers: BlockDiagonalLinear
 ) -> tuple[Float[Tensor, "*batch d"], ...]:
-    """Return the outputs of layers for the same input, as one product; all have equal blocks and `exact`.
+    """Return the outputs of layers for the same input, as one product if all are plain layers.
+
+    All layers have equal blocks and `exact`.
 
     Example:
         >>> layers = [BlockDiagonalLinear(4, n, std=1.0) for n in (2, 2)]
@@ -73,6 +76,13 @@ def block_projected(
         >>> torch.allclose(z, layers[1](torch.ones(3, 4)))
         True
     """
+    if readable(BlockDiagonalLinear, *layers):
+        return _projected(x, *layers)
+    return tuple(layer(x) for layer in layers)
+
+
+def _projected(x: Tensor, *layers: BlockDiagonalLinear) -> tuple[Tensor, ...]:
+    """Return the outputs of layers as one product of their tensors."""
     weights = [widened(layer.weight) if x.is_cuda else layer.weight for layer in layers]
     weight = torch.cat(weights, 1) if len(weights) > 1 else weights[0]
     blocks = x.unflatten(-1, (len(weight), -1))

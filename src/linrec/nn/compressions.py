@@ -1,7 +1,7 @@
 """Compressions of steps that leave a memory, and the loss that trains them, of Compressive Transformer."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.past_steps import PastSteps
+from linrec.nn.projections import matrix
 from linrec.nn.visible_attention import visible_attention
 from linrec.rules import at_least, choice, divisor
 
@@ -17,6 +18,7 @@ __all__ = [
     "ConvCompression",
     "MostUsed",
     "Pooling",
+    "compressed",
     "make_compression",
     "reconstruction_loss",
 ]
@@ -47,15 +49,37 @@ class ConvCompression(nn.Linear):
 
     def __init__(self, d: int, rate: int, *, dilation: int = 1) -> None:
         super().__init__(rate * d, d)
-        self.rate, self.dilation = rate, dilation
+        self.taps = rate, dilation
 
-    def forward(self, old: PastSteps, usage: Usage | None = None) -> PastSteps:  # type: ignore[override]
-        """Return a vector for each r steps, alive if one of these steps is; `usage` is not called."""
-        span = (self.rate - 1) * (self.dilation - 1)
-        steps = functional.pad(old.h, (0, 0, span, 0)).unfold(1, self.rate + span, self.rate)
-        # a convolution whose width is its stride: r steps side by side, times a matrix
-        c = super().forward(steps[..., :: self.dilation].mT.flatten(2))
-        return PastSteps.of(c.to(old.h.dtype), _any_alive(old, self.rate))
+    def forward(self, old: Any, usage: Usage | None = None) -> Any:
+        """Return a vector for each r steps, alive if one of these steps is; `usage` is not called.
+
+        A tensor of r steps side by side (b, n, r d) gives the vectors alone, as a linear layer does. So
+        adapters and other wrappers of linear layers fit.
+        """
+        return super().forward(old) if isinstance(old, Tensor) else compressed(self, self.taps, old)
+
+
+def compressed(
+    f: nn.Module, taps: tuple[int, int] | None, old: PastSteps, usage: Usage | None = None
+) -> PastSteps:
+    """Return the vectors of steps that leave the memory.
+
+    Args:
+        f: the compression, or a layer in the place of a convolution.
+        taps: taps r and dilation of a convolution; None for other compressions.
+        old: the steps.
+        usage: returns the attention that each step has received.
+    """
+    if taps is None:
+        steps: PastSteps = f(old, usage)
+        return steps
+    rate, dilation = taps
+    span = (rate - 1) * (dilation - 1)
+    windows = functional.pad(old.h, (0, 0, span, 0)).unfold(1, rate + span, rate)
+    # a convolution whose width is its stride: r steps side by side, times a matrix
+    c = f(windows[..., ::dilation].mT.flatten(2))
+    return PastSteps.of(c.to(old.h.dtype), _any_alive(old, rate))
 
 
 class Pooling(nn.Module):
@@ -70,6 +94,8 @@ class Pooling(nn.Module):
         >>> Pooling(2, "mean")(old).h.flatten()
         tensor([0.5000, 2.5000])
     """
+
+    taps = None
 
     def __init__(self, rate: int, kind: Literal["mean", "max"]) -> None:
         super().__init__()
@@ -96,6 +122,8 @@ class MostUsed(nn.Module):
         tensor([0., 3.])
     """
 
+    taps = None
+
     def __init__(self, rate: int) -> None:
         super().__init__()
         self.rate = rate
@@ -110,7 +138,7 @@ class MostUsed(nn.Module):
 
 def make_compression(
     kind: Compression, d: int, segment_length: int, compression_rate: int, dilation: int = 1
-) -> nn.Module:
+) -> "ConvCompression | Pooling | MostUsed":
     """Return the compression that `kind` names, (old, usage) -> vectors, both `PastSteps`.
 
     Args:
@@ -136,7 +164,7 @@ def make_compression(
 
 
 def reconstruction_loss(
-    f: nn.Module,
+    f: Callable[[PastSteps], PastSteps],
     h: Float[Tensor, "b t d"],
     old: PastSteps,
     rows: Bool[Tensor, "b t"],
@@ -157,7 +185,7 @@ def reconstruction_loss(
     """
     steps = old.h.detach().masked_fill(~old.alive[..., None], 0)
     c = f(PastSteps.of(steps, old.alive))
-    weights = [linear.weight.detach() for linear in projections]
+    weights = [matrix(linear, h.shape[-1], h.device).detach() for linear in projections]
 
     def attn(steps: Tensor, alive: Tensor) -> Tensor:
         # a row without old steps does not count, but a softmax needs a key

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.nn.float32 import tensor_options
 from linrec.nn.past_steps import joined, last_steps
 from linrec.nn.position_bias import BucketBias
 from linrec.nn.segments import Sight
@@ -104,7 +105,7 @@ class ContextKeysAndValues(nn.ModuleList):
             norm: a norm.
             P: position embeddings of S vectors; None adds nothing.
         """
-        dtype, each = next(self.parameters()).dtype, []
+        dtype, each = tensor_options(self)["dtype"], []
         for c, layer in zip(C if len(C) == len(self) else [*C] * len(self), self, strict=True):
             c = norm(c) if P is None else norm(c) + P.to(c.dtype)
             each.append(layer(c.to(dtype)).unflatten(-1, (2, -1, self.d_head)))

@@ -6,7 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.nn.float32 import tensor_options
 from linrec.nn.parameters import mark
+from linrec.nn.projections import matrix
 from linrec.nn.visible_attention import fitting, padded, visible_attention
 
 __all__ = ["DistanceScores", "QueryBiases", "attention_received", "distance_attention", "sinusoids"]
@@ -31,6 +33,10 @@ class QueryBiases(nn.Module):
         self.v = nn.Parameter(std * torch.randn(n_heads, d_head))
         mark(self, group="channel", weight_decay=False)
 
+    def forward(self) -> tuple[Float[Tensor, "h d"], Float[Tensor, "h d"]]:
+        """Return u and v."""
+        return self.u, self.v
+
 
 class DistanceScores(nn.Module):
     """b_nm = (q_n + v) . W_R R_{n-m} / sqrt(d_head), of sinusoids R of the distance n - m.
@@ -52,7 +58,7 @@ class DistanceScores(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, *, clamp: int | None = None) -> None:
         super().__init__()
-        self.d_head, self.clamp = d_head, clamp
+        self.d_model, self.d_head, self.clamp = d_model, d_head, clamp
         self.r = nn.Linear(d_model, n_heads * d_head, bias=False)
 
     def forward(self, q: Float[Tensor, "b t h c"], keys: int) -> Float[Tensor, "b h t n"]:
@@ -68,10 +74,10 @@ class DistanceScores(nn.Module):
         # one distance more than keys, for the shift
         time, distances = q.shape[1], fitting(keys + 1, q)
         distance = torch.arange(keys, keys - distances, -1, device=q.device).clamp(min=0, max=self.clamp)
-        R = sinusoids(distance, self.r.in_features, self.r.weight.dtype) / math.sqrt(self.d_head)
+        R = sinusoids(distance, self.d_model, tensor_options(self.r)["dtype"]) / math.sqrt(self.d_head)
         if time == 1:
             # for a single query, W_R R of all distances is the larger product
-            W = self.r.weight.unflatten(0, (-1, self.d_head)).to(q.dtype)
+            W = matrix(self.r, self.d_model, q.device).unflatten(0, (-1, self.d_head)).to(q.dtype)
             scores = torch.einsum("bthd,hdc,sc->bhts", q[..., : self.d_head], W, R.to(q.dtype))
         else:
             r = padded(self.r(R).unflatten(-1, (-1, self.d_head)).to(q.dtype), q.shape[-1])
@@ -114,7 +120,7 @@ def distance_attention(
     """
     scale, channels = 1 / math.sqrt(q.shape[-1]), fitting(q.shape[-1], q)
     # once for both products
-    q, u, bias = (padded(x.to(q.dtype), channels) for x in (q, biases.u, biases.v))
+    q, u, bias = (padded(x.to(q.dtype), channels) for x in (q, *biases()))
     scores = distance(q + bias, k.shape[1])
     return visible_attention(q + u, k, v, visible, scores, scale=scale, dropout=dropout)
 

@@ -1,7 +1,8 @@
 """Modules that keep some of their parameters in float32 where others are cast to half precision."""
 
+import itertools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from linrec.errors import unknown
 from linrec.restored import RestoredModule
 
-__all__ = ["Float32Module"]
+__all__ = ["Float32Module", "tensor_options"]
 
 ModuleT = TypeVar("ModuleT", bound="Float32Module")
 _NAMES = "_linrec_float32"
@@ -63,7 +64,8 @@ class Float32Module(RestoredModule):
     @property
     def state_dtype(self) -> torch.dtype:
         """The real dtype of states and of results that keep float32: float64 where the parameters are."""
-        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+        dtype: torch.dtype = tensor_options(self)["dtype"]
+        return torch.promote_types(dtype, torch.float32)
 
     def _apply(self: ModuleT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ModuleT:
         kept = self.kept_in_float32()
@@ -80,3 +82,24 @@ class Float32Module(RestoredModule):
             return applied if applied.dtype == dtype else tensor.to(applied.device, dtype)
 
         return super()._apply(widened, recurse)
+
+
+def tensor_options(module: nn.Module, device: torch.device | str | None = None) -> dict[str, Any]:
+    """Return the dtype and the device of a module: of its first floating tensor.
+
+    A module whose layers another library has replaced may hold none, as with int8 weights on the CPU. Dtype
+    and device are torch's defaults then.
+
+    Args:
+        module: the module.
+        device: a device to return in place of the module's.
+
+    Example:
+        >>> tensor_options(nn.Linear(1, 1).bfloat16())
+        {'dtype': torch.bfloat16, 'device': device(type='cpu')}
+    """
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        if tensor.is_floating_point():
+            return {"dtype": tensor.dtype, "device": tensor.device if device is None else device}
+    default = torch.empty(0)
+    return {"dtype": default.dtype, "device": default.device if device is None else device}

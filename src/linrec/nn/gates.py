@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
+from linrec.nn.projections import readable
 from linrec.nn.row_linear import row_linear
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import choice, require, span
@@ -101,14 +102,16 @@ class GateLinear(Float32Module, nn.Linear):
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Apply the projection to `x` (..., d_in)."""
-        return gate_projected(x, self)[0]
+        return _exact(x, self)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
 def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple[Tensor, ...]:
-    """Return the outputs of gates for the same input, as one product; all have biases, or none has.
+    """Return the outputs of gates for the same input, as one product if all are plain gates.
+
+    Either all gates have a bias, or none has.
 
     Example:
         >>> import torch
@@ -116,6 +119,11 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
         >>> f.shape, r.shape
         (torch.Size([2]), torch.Size([3]))
     """
+    return _exact(x, *gates) if readable(GateLinear, *gates) else tuple(gate(x) for gate in gates)
+
+
+def _exact(x: Tensor, *gates: GateLinear) -> tuple[Tensor, ...]:
+    """Return the outputs of gates in float32 or better, of their tensors."""
     dtype = torch.promote_types(gates[0].weight.dtype, torch.float32)
 
     def joined(parts: Sequence[Tensor]) -> Tensor:

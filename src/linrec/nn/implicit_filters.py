@@ -6,7 +6,6 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.float32 import Float32Module
 from linrec.nn.long_filters import LongFilter
@@ -71,8 +70,7 @@ class SineNetwork(Float32Module):
         z = self._encoding(t) if self.p is None else self.p[: len(t)].to(t.dtype)
         omegas = self.omega.to(t.dtype).expand(self.depth, -1, -1)
         for layer, omega in zip(self.layers, omegas, strict=True):
-            weight, bias = (parameter.to(t.dtype) for parameter in layer.parameters())
-            z = torch.sin(omega * functional.linear(z, weight, bias))
+            z = torch.sin(omega * layer(z))
         return z
 
     def _encoding(self, t: Float[Tensor, "taps"]) -> Float[Tensor, "taps n"]:
@@ -126,12 +124,12 @@ class ImplicitFilter(LongFilter):
         self.keep_float32("out")
         self.D = nn.Parameter(torch.randn(channels // n_heads))
 
-    def taps(self, length: int) -> Float[Tensor, "d length"]:
+    def taps(self, length: int, *, device: torch.device | None = None) -> Float[Tensor, "d length"]:
         """Return the first taps of h, with D."""
-        device, dtype = self.D.device, self.state_dtype
+        device, dtype = device or self.D.device, self.state_dtype
         with without_autocast(device.type):
             t = torch.arange(length, dtype=dtype, device=device)
-            h = functional.linear(self.network(t), self.out.weight.to(dtype)).mT
+            h = self.out(self.network(t)).mT
             slowest, fastest = (-math.log(FADED) / share for share in (self.slow, self.fast))
             n, count = self.among
             alpha = torch.linspace(slowest, fastest, count * len(self.D), dtype=dtype, device=device)[

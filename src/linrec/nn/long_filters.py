@@ -79,15 +79,20 @@ class LongFilter(Filter):
     ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b s d"]]:
         """Return y, and the last inputs (b, s, d), s < `length`."""
         past = 0 if state is None else state.shape[1]
-        taps = self.taps(min(self.length, past + u.shape[1]))
+        taps = self.taps(min(self.length, past + u.shape[1]), device=u.device)
         y, inputs = long_conv(u, taps, state=state, reset=reset)
         unseen = max(0, inputs.shape[1] - (self.length - 1))
         # a copy, for a view would keep all steps as long as the state
         return y, inputs[:, unseen:].to(self.state_dtype, copy=True)
 
     @abstractmethod
-    def taps(self, length: int) -> Float[Tensor, "d length"]:
-        """Return the first taps, at most as many as there are, in float32 or better."""
+    def taps(self, length: int, *, device: torch.device | None = None) -> Float[Tensor, "d length"]:
+        """Return the first taps in float32 or better.
+
+        Args:
+            length: number of taps, at most as many as there are.
+            device: where the taps are used; None is where the parameters live.
+        """
 
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
         """Return the first taps, and zeros after the last."""

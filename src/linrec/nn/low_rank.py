@@ -3,9 +3,11 @@
 import functools
 import itertools
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.projections import matrix
 from linrec.rules import at_least
 
 __all__ = ["LowRank"]
@@ -33,12 +35,14 @@ class LowRank(nn.Sequential):
         at_least(1, rank=rank, or_none=True, cure="None means a full matrix.")
         sizes = [d_in, d_out] if rank is None else [d_in, rank, d_out]
         super().__init__(*(nn.Linear(m, n, bias=False) for m, n in itertools.pairwise(sizes)))
+        self.sizes = sizes
         for weight in self.parameters():
             nn.init.normal_(weight, std=std)
 
-    def weights(self) -> tuple[Tensor, ...]:
-        """Return the matrices, W or (W_1, W_2)."""
-        return tuple(self.parameters())
+    def weights(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Return the matrices, W or (W_1, W_2), for x on a device."""
+        layers = zip(self, self.sizes[:-1], strict=True)
+        return tuple(matrix(layer, width, device) for layer, width in layers)
 
     @staticmethod
     def product(x: Tensor, *weights: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.nn.float32 import Float32Module
+from linrec.nn.float32 import Float32Module, tensor_options
 from linrec.ops import inspection
 from linrec.ops.core.call import Call, recording
 from linrec.ops.core.checks import visible
@@ -85,8 +85,8 @@ class Mixer(Float32Module, ABC):
         if d_model < 1:
             raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
         self.d_model = d_model
-        # the last batch, and `init_state` of it
-        self._start: tuple[int, State] | None = None
+        # what the last state was checked against: batch and precision of the call, and `init_state` of them
+        self._start: tuple[tuple[Any, ...], State] | None = None
 
     def forward(
         self,
@@ -100,7 +100,8 @@ class Mixer(Float32Module, ABC):
 
         Args:
             x: (b, t, d_model), any t, zero and one included.
-            state: the state that an earlier call returned; None at the start of a sequence.
+            state: the state that an earlier call returned; None at the start of a sequence. A state of
+                another precision, as of the model before `.bfloat16()`, is cast, but in compiled programs.
             reset: (b, t) bool, true where a new sequence starts: nothing before that step reaches it.
             dt: (b, t), positive: the time since the previous step of the row, and at the first step since the
                 state was left. 1 is the length of a regular step, and None means 1. Only for mixers with
@@ -109,7 +110,10 @@ class Mixer(Float32Module, ABC):
         Returns:
             y (b, t, d_model) and the state after the last step.
         """
-        self.check_input(x, reset, state, dt)
+        self.check_input(x, reset, dt)
+        # within a graph, `init_state` would become a part of it
+        if state is not None and not torch.compiler.is_compiling():
+            state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
         return mix(x, state, reset) if dt is None else mix(x, state, reset, dt)
 
@@ -160,7 +164,7 @@ class Mixer(Float32Module, ABC):
         """
         # `promote_types`, because `torch.compile` cannot trace `to_complex`
         dtype = torch.promote_types(self.state_dtype, torch.complex64) if is_complex else self.state_dtype
-        return {"dtype": dtype, "device": next(self.parameters()).device if device is None else device}
+        return tensor_options(self, device) | {"dtype": dtype}
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Return the factors of the state at each step, per channel, for inspection.
@@ -224,16 +228,12 @@ class Mixer(Float32Module, ABC):
         """Return the text that `print` shows."""
         return f"d_model={self.d_model}, state_size={self.state_size}"
 
-    def check_input(
-        self, x: Tensor, reset: Tensor | None = None, state: State = None, dt: Tensor | None = None
-    ) -> None:
+    def check_input(self, x: Tensor, reset: Tensor | None = None, dt: Tensor | None = None) -> None:
         """Raise an error for inputs that `forward` does not take.
 
         Args:
             x: must be (batch, time, d_model).
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
-            state: must have the structure and the sizes of `init_state`, for as many sequences as `x`, or be
-                None. Caches that start empty may have grown.
             dt: must be (batch, time) of a real floating dtype, or None; None for mixers without `takes_dt`.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
@@ -252,9 +252,6 @@ class Mixer(Float32Module, ABC):
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
         if dt is not None:
             self._check_dt(dt, x)
-        # within a graph, `init_state` would become a part of it
-        if state is not None and not torch.compiler.is_compiling():
-            self._check_state(state, len(x))
 
     def _check_dt(self, dt: Tensor, x: Tensor) -> None:
         """Raise unless the mixer takes times, and `dt` are real numbers, one per sequence and step."""
@@ -277,19 +274,28 @@ class Mixer(Float32Module, ABC):
                 "step, with steps in the order of time."
             )
 
-    def _check_state(self, state: State, batch: int) -> None:
-        """Raise ValueError unless a state has the structure and the sizes of `init_state`."""
+    def _start_of(self, x: Tensor, state: State) -> State:
+        """Return a start in the dtypes of states of `x`; raise ValueError for a state of other sizes.
+
+        Caches that start empty may have grown.
+        """
+        # autocast has an influence on the dtype of caches; "meta" has no autocast
+        kind = x.device.type
+        cast = kind != "meta" and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        call = len(x), x.dtype, cast
         # streams check the same structure at every step
-        if self._start is not None and self._start[0] == batch and _fits(state, self._start[1]):
-            return
-        # made again for another batch, or after a part of the mixer was replaced
-        start = self.init_state(batch, device="meta")
-        self._start = batch, start
+        known = self._start
+        if known is not None and known[0] == call and _fits(state, known[1]):
+            return known[1]
+        # made again for another call, or after a part of the mixer was replaced
+        start = _cast(self.init_state(len(x), device="meta"), self.init_state(0, device=x.device))
+        self._start = call, start
         if not _fits(state, start):
             raise ValueError(
                 f"`state` must be that of {type(self).__name__} for these rows, {_form(start)}, where sizes "
                 f"of 0 may have grown; got {_form(state)}. Pass the state of the previous call, or None."
             )
+        return start
 
 
 def _timed() -> list[str]:
@@ -318,6 +324,17 @@ def _fits(state: State, start: State) -> bool:
             and all(size in (n, 0) for n, size in zip(found[1:], expected[1:], strict=True))
         )
     return type(state) is type(start) and len(state) == len(start) and all(map(_fits, state, start))
+
+
+def _cast(state: State, start: State) -> State:
+    """Return a state in the dtypes of another that fits; integers and flags stay as they are."""
+    if isinstance(state, Tensor) and isinstance(start, Tensor):
+        number = state.is_floating_point() or state.is_complex()
+        return state.to(start.dtype) if number and state.is_complex() == start.is_complex() else state
+    if isinstance(state, tuple) and isinstance(start, tuple):
+        parts = (_cast(part, of) for part, of in zip(state, start, strict=True))
+        return tuple(parts) if type(state) is tuple else type(state)(*parts)
+    return state
 
 
 def _form(state: State) -> str:

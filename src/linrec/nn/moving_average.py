@@ -37,7 +37,7 @@ class MovingAverage(Float32Module):
 
     Example:
         >>> from linrec.ops import diagonal_ssm
-        >>> y, state = diagonal_ssm(torch.zeros(2, 10, 8), *MovingAverage(8, 4).discrete())
+        >>> y, state = diagonal_ssm(torch.zeros(2, 10, 8), *MovingAverage(8, 4)())
         >>> y.shape, state.shape
         (torch.Size([2, 10, 8]), torch.Size([2, 8, 4]))
     """
@@ -55,7 +55,7 @@ class MovingAverage(Float32Module):
         mark(self, "alpha", "delta", float32=True)
         mark(self, "eta", group="channel", weight_decay=True)
 
-    def discrete(self) -> tuple[Float[Tensor, "d n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:
+    def forward(self) -> tuple[Float[Tensor, "d n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:
         """Return 1 - alpha * delta, alpha * beta and eta, in float32 or better."""
         dtype = self.state_dtype
         alpha, delta = torch.sigmoid(self.alpha.to(dtype)), torch.sigmoid(self.delta.to(dtype))

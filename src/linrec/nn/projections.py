@@ -1,4 +1,8 @@
-"""Linear layers with initial values of their own, layers of one input, and the dtype of outputs."""
+"""Linear layers with initial values of their own, layers of one input, and layers that others replace.
+
+Other libraries replace layers (adapters, quantisation), or hook them (offloading, sharding, pruning). Code of
+linrec therefore calls a layer, or reads its tensors only if `readable` says that a call would do the same.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,19 +11,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from linrec.nn.float32 import tensor_options
 from linrec.nn.row_linear import RowLinear, row_linear
+from linrec.ops.core.precision import without_autocast
 
 __all__ = [
+    "affine_map",
     "draw",
     "drawn_linear",
     "input_kwargs",
     "join",
     "lecun_linear",
+    "matrix",
     "orthogonal_linear",
     "output_kwargs",
     "projected",
+    "readable",
     "xavier_linear",
 ]
+
+
+# classes of plain layers y = W x + b
+LINEAR = (nn.Linear, RowLinear)
+# hooks of all modules, such as those of counters and profilers
+_any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
 
 
 def draw(
@@ -125,8 +140,98 @@ def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
     return drawn_linear(d_in, d_out, nn.init.orthogonal_, gain=gain)
 
 
+def readable(kind: type[nn.Module] | tuple[type[nn.Module], ...], *modules: nn.Module) -> bool:
+    """Return whether a computation may read the tensors of modules in place of calling the modules.
+
+    False where a call does more than the class says: for wrappers, subclasses and parametrized layers, with
+    hooks or a replaced `forward`, for tensors on the device "meta", where offloading leaves them, and for
+    weights of a tensor class of their own.
+
+    Args:
+        kind: the exact class of each module, or several classes.
+        modules: modules with a tensor `weight`.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> readable(nn.Linear, layer), readable(nn.Linear, nn.Sequential(layer))
+        (True, False)
+        >>> handle = layer.register_forward_hook(print)
+        >>> readable(nn.Linear, layer)
+        False
+    """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return not _any_global_hook() and all(
+        type(module) in kinds
+        and not (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or "forward" in module.__dict__
+        )
+        and _is_plain(module.weight)
+        for module in modules
+    )
+
+
+def _is_plain(weight: Any) -> bool:
+    # programs that are traced have tensors of torch's own classes
+    return torch.compiler.is_compiling() or (type(weight) in (nn.Parameter, Tensor) and not weight.is_meta)
+
+
+def matrix(linear: nn.Module, d_in: int, device: torch.device | None = None) -> Float[Tensor, "d_out d_in"]:
+    """Return W of a layer y = W x, for products inside of a recurrence.
+
+    A layer that is not `readable` is called with the columns of the identity.
+
+    Args:
+        linear: the layer, which may be wrapped or replaced.
+        d_in: width of x.
+        device: where x lives; None is where the layer's tensors live.
+
+    Example:
+        >>> linear = drawn_linear(2, 3, nn.init.ones_)
+        >>> bool((matrix(nn.Sequential(linear), 2) == linear.weight).all())
+        True
+    """
+    if readable(LINEAR, linear):
+        weight: Tensor = linear.weight  # type: ignore[assignment]
+        return weight
+    return _called(linear, torch.eye(d_in, **tensor_options(linear, device))).mT
+
+
+def affine_map(
+    linear: nn.Module, d_in: int, device: torch.device | None = None, *, kind: type[nn.Linear] = nn.Linear
+) -> tuple[Float[Tensor, "d_out d_in"], Float[Tensor, " d_out"]]:
+    """Return W and b of a layer y = W x + b with a bias, for products inside of a recurrence.
+
+    Args:
+        linear: the layer, which may be wrapped or replaced.
+        d_in: width of x.
+        device: where x lives; None is where the layer's tensors live.
+        kind: the class of a layer that is not replaced.
+
+    Example:
+        >>> W, b = affine_map(nn.Sequential(nn.Linear(2, 3)), 2)
+        >>> W.shape, b.shape
+        (torch.Size([3, 2]), torch.Size([3]))
+    """
+    if readable((kind, RowLinear), linear):
+        return linear.weight, linear.bias  # type: ignore[return-value]
+    # the last row is zeros
+    y = _called(linear, torch.eye(d_in + 1, d_in, **tensor_options(linear, device)))
+    return (y[:-1] - y[-1]).mT, y[-1]
+
+
+def _called(linear: nn.Module, rows: Tensor) -> Tensor:
+    # recurrences keep the precision of weights
+    with without_autocast(rows.device.type):
+        y: Tensor = linear(rows)
+        return y
+
+
 def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module | None) -> tuple[Any, ...]:
-    """Return the outputs of linear layers for the same input, as one product if the layers are joined.
+    """Return the outputs of linear layers for the same input, as one product if layers are joined and plain.
 
     A layer may be None, and so is its output then.
 
@@ -137,7 +242,7 @@ def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module | None) -> tuple
     """
     layers = [linear for linear in linears if linear is not None]
     joined = getattr(layers[0], "joined", None) if layers else None
-    if joined is None:
+    if joined is None or not readable(LINEAR, *layers):
         return tuple(None if linear is None else linear(x) for linear in linears)
     weight, bias, sizes = joined
     outputs = iter(row_linear(x, weight, bias).split(sizes, -1))
@@ -157,11 +262,7 @@ def join(linears: Iterable[nn.Module | None]) -> None:
         [torch.Size([2, 4]), torch.Size([2, 5])]
     """
     layers = [linear for linear in linears if linear is not None]
-    plain = [
-        linear
-        for linear in layers
-        if isinstance(linear, nn.Linear) and type(linear) in (nn.Linear, RowLinear)
-    ]
+    plain = [linear for linear in layers if isinstance(linear, nn.Linear) and readable(LINEAR, linear)]
     if len(plain) < len(layers) or len({linear.weight.dtype for linear in plain}) > 1:
         return
     sizes = [linear.out_features for linear in plain]
@@ -178,8 +279,8 @@ def join(linears: Iterable[nn.Module | None]) -> None:
     plain[0].joined = weight, bias, sizes  # type: ignore[assignment]
 
 
-def input_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:
-    """Return the dtype and the device of a projection's weight, for caches that keep the inputs.
+def input_kwargs(linear: nn.Module, device: torch.device | str | None = None) -> dict[str, Any]:
+    """Return the dtype and the device of a projection's input, for caches that keep the inputs.
 
     Args:
         linear: the projection.
@@ -189,10 +290,10 @@ def input_kwargs(linear: nn.Linear, device: torch.device | str | None = None) ->
         >>> input_kwargs(nn.Linear(1, 1), "meta")
         {'dtype': torch.float32, 'device': 'meta'}
     """
-    return {"dtype": linear.weight.dtype, "device": linear.weight.device if device is None else device}
+    return tensor_options(linear, device)
 
 
-def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:
+def output_kwargs(linear: nn.Module, device: torch.device | str | None = None) -> dict[str, Any]:
     """Return the dtype and the device of the outputs of a projection, for caches that keep the outputs.
 
     The dtype is the weight's, or autocast's within `torch.autocast`, which leaves float64 as it is.
@@ -207,9 +308,9 @@ def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -
         ...     output_kwargs(linear)["dtype"] == linear(torch.ones(1)).dtype == torch.bfloat16
         True
     """
-    dtype = linear.weight.dtype
-    device = linear.weight.device if device is None else torch.device(device)
+    options = tensor_options(linear, device)
+    kind = torch.device(options["device"]).type
     # "meta" has no autocast
-    if device.type != "meta" and dtype != torch.float64 and torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-    return {"dtype": dtype, "device": device}
+    if kind != "meta" and options["dtype"] != torch.float64 and torch.is_autocast_enabled(kind):
+        options["dtype"] = torch.get_autocast_dtype(kind)
+    return options

@@ -218,7 +218,8 @@ class DiagonalSSM(Float32Module):
 
     Example:
         >>> ssm = DiagonalSSM(8, d_state=4)
-        >>> y, state = diagonal_ssm(torch.zeros(2, 50, 8), *ssm.discrete(), mode=ssm.mode)
+        >>> Abar, Bbar, C, D = ssm()
+        >>> y, state = diagonal_ssm(torch.zeros(2, 50, 8), Abar, Bbar, C, mode=ssm.mode)
         >>> y.shape, state.shape
         (torch.Size([2, 50, 8]), torch.Size([2, 8, 2]))
     """
@@ -277,13 +278,21 @@ class DiagonalSSM(Float32Module):
         self.C = nn.Parameter(C)
         # taps of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
+        self.D: nn.Parameter | None = None
         if skip:
             self.D = nn.Parameter(torch.randn(self.channels))
 
-    def discrete(
+    def forward(
         self, step_rescale: float | Float[Tensor, "*steps 1"] = 1.0
-    ) -> tuple[Inexact[Tensor, "*steps d n"], Inexact[Tensor, "*steps d n"], Inexact[Tensor, "d n"]]:
-        """Return Abar, Bbar and C of x_t = Abar * x_{t-1} + Bbar u_t, y_t = Re(C x_t), in float32 or better.
+    ) -> tuple[
+        Inexact[Tensor, "*steps d n"],
+        Inexact[Tensor, "*steps d n"],
+        Inexact[Tensor, "d n"],
+        Float[Tensor, "d"] | None,
+    ]:
+        """Return Abar, Bbar, C and D of x_t = Abar * x_{t-1} + Bbar u_t, y_t = Re(C x_t) + D u_t.
+
+        The tensors are in float32 or better. D is None without a skip.
 
         With several outputs, the first rows are for the first output of every channel, the next rows for the
         second output. Each output has a state. Where entries stand for conjugate pairs, C is twice the
@@ -298,6 +307,13 @@ class DiagonalSSM(Float32Module):
         A, B, dt_log = per_channel(self.channels, A, B, self.dt_log.to(dtype))
         dt = step_rescale * dt_log.exp()
         Abar, Bbar = discretize_diagonal(A, B, dt[..., None], self.discretization)
+        return Abar, Bbar, C, self.D
+
+    def discrete(
+        self, step_rescale: float | Float[Tensor, "*steps 1"] = 1.0
+    ) -> tuple[Inexact[Tensor, "*steps d n"], Inexact[Tensor, "*steps d n"], Inexact[Tensor, "d n"]]:
+        """Return Abar, Bbar and C."""
+        Abar, Bbar, C, _ = self(step_rescale)
         return Abar, Bbar, C
 
     def irregular(
@@ -310,6 +326,8 @@ class DiagonalSSM(Float32Module):
     ) -> tuple[Float[Tensor, "b t d"], Inexact[Tensor, "b d n"]]:
         """Run the model with step sizes multiplied by `dt`, as a recurrence with Abar and Bbar of every step.
 
+        y has D u in it, if there is a D.
+
         The tensors Abar, Bbar u and x of all steps, (b, t, d, n), are in memory.
 
         Raises:
@@ -320,11 +338,12 @@ class DiagonalSSM(Float32Module):
             "`dt` must be None in mode 'convolution', whose kernel has one step size; got a tensor. Use "
             '`mode="auto"`, which runs irregular steps as a recurrence.',
         )
-        Abar, Bbar, C = self.discrete(dt.to(self.state_dtype)[..., None])
+        Abar, Bbar, C, D = self(dt.to(self.state_dtype)[..., None])
         start = None if state is None else state.flatten(1)
         inputs = (Bbar * u[..., None]).flatten(2)
         x, last = scan(Abar.flatten(2), inputs, state=start, reset=reset, mode=self.mode)
-        return (C * x.unflatten(2, C.shape)).sum(-1).real.to(u.dtype), last.unflatten(1, C.shape)
+        y = (C * x.unflatten(2, C.shape)).sum(-1).real.to(u.dtype)
+        return y if D is None else y + D.to(y.dtype) * u, last.unflatten(1, C.shape)
 
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
         """Return the first taps of y = K * u, the tap of the current step first, without D."""

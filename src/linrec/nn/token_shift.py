@@ -60,6 +60,16 @@ def token_shift(
     return before, inputs[:, -1].to(wide, copy=True)
 
 
+class _Vectors(nn.ParameterList):
+    """Parameters that a call returns, so that hooks of offloading run; torch's list refuses calls."""
+
+    __call__ = nn.Module.__call__
+
+    def forward(self) -> list[Tensor]:
+        """Return the parameters."""
+        return list(self)
+
+
 class TokenShift(Stage):
     """x_z = x_t + (x_{t-1} - x_t) * mu_z: n mixtures of the current and the last token, each learned.
 
@@ -94,7 +104,7 @@ class TokenShift(Stage):
         super().__init__(present=present)
         at_least(1, rank=rank, or_none=True, cure="The paper's is 32.")
         self.d_model, self.n = d_model, n
-        self.mu = nn.ParameterList(torch.zeros(d_model) for _ in range(n if present else 0))
+        self.mu = _Vectors(torch.zeros(d_model) for _ in range(n if present else 0))
         self.mu_x: nn.Parameter | None = None
         if rank is not None and present:
             self.mu_x = nn.Parameter(torch.zeros(d_model))
@@ -115,9 +125,9 @@ class TokenShift(Stage):
         before, last = token_shift(x, last, reset=reset)
         back = before - x
         if self.mu_x is None:
-            return [x + back * mu for mu in self.mu], last
+            return [x + back * mu for mu in self.mu()], last
         z = torch.tanh(self.A(x + back * self.mu_x)).unflatten(-1, (len(self.mu), -1))
-        parts = (mu + z_n @ B for mu, z_n, B in zip(self.mu, z.unbind(-2), self.B, strict=True))
+        parts = (mu + z_n @ B for mu, z_n, B in zip(self.mu(), z.unbind(-2), self.B, strict=True))
         return [x + back * part for part in parts], last
 
     def init_state(

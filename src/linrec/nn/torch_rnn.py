@@ -13,14 +13,37 @@ from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan import leaves_graph, nonlinear_scan
 from linrec.ops.nonlinear_scan.torch import Cell
 
-__all__ = ["run_torch_rnn"]
+__all__ = ["RNNWeights", "run_torch_rnn"]
 
 Values = tuple[Tensor, Tensor]
 Run = Callable[..., Values]
 
 
+class RNNWeights(nn.RNNBase):
+    """The parameters of one layer of torch.nn.RNN, LSTM or GRU, under the same names.
+
+    No subclass of those layers, which torch.compile refuses to read. A call returns the parameters, so that
+    hooks of offloading run.
+
+    Args:
+        mode: "RNN_TANH", "RNN_RELU", "LSTM" or "GRU".
+        width: of the input and of the state.
+
+    Example:
+        >>> [len(weight) for weight in RNNWeights("GRU", 2)()]
+        [6, 6, 6, 6]
+    """
+
+    def __init__(self, mode: str, width: int) -> None:
+        super().__init__(mode, width, width, batch_first=True)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return W, U, b and c."""
+        return tuple(self.parameters())
+
+
 def run_torch_rnn(
-    rnn: nn.RNNBase,
+    rnn: RNNWeights,
     cell: Cell,
     x: Tensor,
     state: Tensor,
@@ -38,7 +61,7 @@ def run_torch_rnn(
     the loop.
 
     Args:
-        rnn: the layer, of which the parameters are read.
+        rnn: the layer's parameters.
         cell: function of the state, W x_t + b, U and c that returns the next state. Here W and b are the
             weights of the input, U and c of the state.
         x: (b, t, d).
@@ -53,7 +76,7 @@ def run_torch_rnn(
     Example:
         >>> def cell(h, Wx, U, c):
         ...     return torch.tanh(Wx + functional.linear(h, U, c))
-        >>> rnn, x, start = nn.RNN(4, 3), torch.randn(2, 5, 4), torch.zeros(2, 3)
+        >>> rnn, x, start = RNNWeights("RNN_TANH", 3), torch.randn(2, 5, 3), torch.zeros(2, 3)
         >>> y, state = run_torch_rnn(rnn, cell, x, start, None, "auto")
         >>> looped, _ = run_torch_rnn(rnn, cell, x, start, None, "recurrent")
         >>> bool((y - looped).abs().max() < 1e-5)
@@ -65,7 +88,7 @@ def run_torch_rnn(
         h, last = nonlinear_scan(cell, Wx, (U, c), state=state, reset=reset, mode=mode)
         return h[..., : rnn.hidden_size], last
 
-    weights = tuple(rnn.parameters())
+    weights = rnn()
     if fused and reset is None and leaves_graph(x, mode):
         return disable(run_torch_rnn)(rnn, cell, x, state, reset, mode)
     if not fused or reset is not None or mode != "auto" or not _served(x, state, *weights):
@@ -95,7 +118,7 @@ def _only_once(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def _kernels(rnn: nn.RNNBase) -> Run:
+def _kernels(rnn: RNNWeights) -> Run:
     """Return the functional form of a layer."""
     kernel: Any = {
         "RNN_TANH": torch._VF.rnn_tanh,
