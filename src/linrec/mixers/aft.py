@@ -157,7 +157,7 @@ class AFT(Mixer):
         """Return Y, and an `AFTState`, AFT-full's `AFTCache`, or the `WindowState` of AFT-local and -conv."""
         # the largest key so far is over the steps of all processes
         refuse_split_time("aft")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
         if self.variant == "simple":
             # the quotient does not depend on m, so m needs no gradient

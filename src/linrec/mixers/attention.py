@@ -159,7 +159,7 @@ class Attention(Mixer):
         o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:
             return o, None
-        return o, AttentionState(cache, (position + x.shape[1]).expand(len(x)).contiguous())
+        return o, AttentionState(cache, (position + x.shape[1]).expand(x.shape[0]).contiguous())
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return a cache of no steps in the dtype of keys, at position 0; None without `causal`."""

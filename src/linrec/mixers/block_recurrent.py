@@ -238,7 +238,7 @@ class BlockRecurrent(SegmentMixer):
             h = self.hidden_norm(S)
         if self.hidden is not None and self.hidden_gate is not None:
             S = self.hidden_gate(S, functional.relu(self.hidden(h)))
-        none = K.new_zeros(len(K), 0, *K.shape[2:])
+        none = K.new_zeros(K.shape[0], 0, *K.shape[2:])
         return RecurrentStates(S, torch.ones_like(memory.started), K, V, alive, none, none)
 
     @property

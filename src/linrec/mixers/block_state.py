@@ -152,7 +152,7 @@ class BlockState(SegmentMixer):
 
     def mix(self, E: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `BlockStateState`."""
-        past = self.init_state(len(E), device=E.device) if state is None else state
+        past = self.init_state(E.shape[0], device=E.device) if state is None else state
         C, systems = self.filters(E, past.systems, reset)
         # (b, t, queries or keys or values, heads, d_head)
         x = [y.unflatten(-1, (-1, self.n_heads, self.d_head)) for y in projected(E, self.q, self.k, self.v)]

@@ -97,7 +97,7 @@ class GRUD(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last state (b, d_model); with `missing`, (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         weights = [self.U.weight, *self.gamma.parameters()]
         if self.missing:
             weights += [self.W.weight, self.W.bias, self.V.weight, self.w_beta, self.b_beta, self.mean]

@@ -206,7 +206,7 @@ class Hyena(Mixer):
         time = x.shape[1]
         steps = torch.arange(time, device=x.device)
         apart = steps[:, None] - steps
-        seen = (apart >= 0).expand(len(x), 1, time, time)
+        seen = (apart >= 0).expand(x.shape[0], 1, time, time)
         if reset is not None:
             document = documents(reset)
             seen = seen & (document[:, :, None] == document[:, None])[:, None]

@@ -109,7 +109,7 @@ class OdeRNN(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         weights = [self.U.weight, *self.f.parameters()]
         inputs = beside_times(self.W(x), dt)
         h, state = nonlinear_scan(self._cell, inputs, weights, state=start, reset=reset, mode=self.mode)

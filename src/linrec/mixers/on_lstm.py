@@ -65,7 +65,7 @@ class OnLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and c, joined (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         hc, state = nonlinear_scan(
             self._cell, self.W(x) + self.U.bias, self.U.weight, state=start, reset=reset, mode=self.mode
         )

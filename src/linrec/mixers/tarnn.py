@@ -106,7 +106,7 @@ class TARNN(Mixer):
 
     def mix(self, x: Tensor, state: TARNNState | None, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and x."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         before, last = token_shift(x, start.x, reset=reset)
         inputs = torch.cat([self.W_s(x), self.W_1(x) + self.W_2(before), self.B_1(x)], -1)
         weights = [layer.weight for layer in (self.U_s, self.U_1, self.U_2, self.B_2)]
