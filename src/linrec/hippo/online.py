@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.hippo.discretization import Discretization, discretize
 from linrec.hippo.functions import basis
 from linrec.hippo.measures import Measure, StateSpace, matrices
+from linrec.rules import choice, positive, typed
 
 __all__ = ["OnlineApproximation", "Past"]
 
@@ -85,18 +85,14 @@ class OnlineApproximation(nn.Module):
     ) -> None:
         super().__init__()
         system = matrices(measure, N)
-        if discretization not in ("zoh", "bilinear"):
-            raise unknown("discretization", discretization, ["zoh", "bilinear"])
+        choice(("zoh", "bilinear"), discretization=discretization)
+        typed({"window": float | None}, window=window)
         if window is None and measure != "legs":
             raise ValueError(
                 f'`window` must be a number of steps for "{measure}"; got None. '
                 'Only "legs" works without a window.'
             )
-        if window is not None and not 0 < window < math.inf:
-            raise ValueError(
-                f"`window` must be a positive number of steps; got {window}. "
-                'For the whole past, use "legs" with `window` = None.'
-            )
+        positive(window=window, or_none=True, cure='For the whole past, use "legs" with `window` = None.')
         self.measure, self.N, self.window = measure, N, window
         self.discretization: Discretization = discretization
         if window is not None:

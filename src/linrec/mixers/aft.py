@@ -135,6 +135,7 @@ class AFT(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Variant, variant=variant)
+        at_least(1, n_heads=n_heads, or_none=True)
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)
         self.variant, self.max_length, self.window = variant, max_length, window

@@ -152,6 +152,7 @@ class BlockRecurrent(SegmentMixer):
         choice(QKNorm, qk_norm=qk_norm)
         at_least(1, n_states=n_states, cure="The paper's is 512.")
         at_least(1, d_hidden=d_hidden, or_none=True)
+        at_least(0, norm_eps=norm_eps)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.kv_heads, self.n_states = kv_groups(self.n_heads, kv_heads), n_states
         self.configuration, self.sliding, self.write_from = configuration, sliding, write_from

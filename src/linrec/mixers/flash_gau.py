@@ -132,6 +132,7 @@ class FlashGAU(Mixer):
         at_least(1, chunk_size=chunk_size, cure="The paper's is 256.")
         at_least(1, expansion=expansion, cure="The paper's is 2.")
         at_least(1, d_qk=d_qk, cure="The paper's is 128.")
+        at_least(0, init_std=init_std)
         choice(Activation, activation=activation)
         choice(PositionBias, position_bias=position_bias)
         choice(Positions, positions=positions)

@@ -132,7 +132,7 @@ class Hyena(Mixer):
     ) -> None:
         super().__init__(d_model)
         at_least(1 if first_filter else 2, order=order, cure="There must be a filter.")
-        at_least(1, d_filter=d_filter, filter_depth=filter_depth, n_bands=n_bands)
+        at_least(1, length=length, d_filter=d_filter, filter_depth=filter_depth, n_bands=n_bands)
         positive(std=std, out_std=out_std, or_none=True, cure="The authors' is 0.02.")
         divisor("d_model", d_model, n_heads=n_heads)
         self.order, self.first_filter = order, first_filter

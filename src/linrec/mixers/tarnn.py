@@ -101,7 +101,7 @@ class TARNN(Mixer):
             nn.init.normal_(weight, std=0.1)
         nn.init.zeros_(self.W_1.bias)
         nn.init.constant_(self.W_s.bias, 0.0 if gate_inside else -3.0)
-        self.a = nn.Parameter(torch.full((n_steps,), a_init))
+        self.a = nn.Parameter(torch.full((n_steps,), float(a_init)))
         mark(self, "a", float32=True)
 
     def mix(self, x: Tensor, state: TARNNState | None, reset: Tensor | None) -> tuple[Tensor, State]:
