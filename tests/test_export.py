@@ -1,4 +1,4 @@
-"""Programs that torch.export makes of mixers: for all lengths, of ATen operators, run without linrec."""
+"""Programs that torch.export makes of mixers: for all batches and lengths, of ATen operators alone."""
 
 import io
 import os
@@ -7,14 +7,15 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.exc import UserError
 from torch.export import Dim
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from linrec import mixers
 from linrec.export import Exportable
 from linrec.ops import scan
 from linrec.testing import assert_agree
-from tests.mixers.variants import DEFAULTS, NONLINEAR, VARIANTS
+from tests.mixers.variants import DEFAULTS, NONLINEAR, SEGMENTED, VARIANTS
 from tests.tiers import thorough, tiered
 
 TRACED = 20
@@ -37,27 +38,51 @@ COMPLEX = ("eu_rnn", "u_rnn")
 """Loops over complex numbers: torch cannot prepare gradients of their programs."""
 
 
-def grows(name):
-    state = mixers.build(name, 8).init_state(1)
-    return any(part.numel() == 0 for part in tree_leaves(state) if part is not None)
+BY_LENGTH = (*SEGMENTED, "hyena", "sgconv", "tnn")
+"""Programs of one length: Python loops over segments, or makes filters of min(t, max_length) taps."""
 
-
-CONSTANT = [name for name in mixers.names() if not grows(name)]
+CONSTANT = [
+    name for name in mixers.names() if not mixers.build(name, 8).state_grows and name not in BY_LENGTH
+]
+GROWING = [name for name in mixers.names() if name not in (*CONSTANT, *BY_LENGTH)]
 # chunks, and a selective scan
 FIRST = "mamba"
+BATCH = Dim("batch")
 
 
-def exported(mixer, time, batch=None, *, reset=False, dt=False):
-    """The program of a mixer, for lengths `time` and, where it is given, batches `batch`."""
-    module = Exportable(mixer)
-    x, state = torch.randn(2, TRACED, mixer.d_model), module.init_state(2)
-    rows = {} if batch is None else {0: batch}
-    shapes = {"x": {**rows, 1: time}, "state": tree_map(lambda part: None if part is None else rows, state)}
+def made(name):
+    torch.manual_seed(0)
+    # without noise
+    return mixers.build(name, 8, **next(iter(VARIANTS.get(name, DEFAULTS).values()))).eval()
+
+
+def exported(mixer, time=None, *, started=True, cached=False, reset=False, dt=False):
+    """The program of a mixer, for all batches, and for lengths `time` where they are given.
+
+    Args:
+        mixer: the mixer.
+        time: a `Dim`, or None.
+        started: whether the program takes a state; without, it starts the sequences.
+        cached: whether the state holds steps, of any number: a cache that grows.
+        reset: whether it takes resets.
+        dt: whether it takes irregular steps.
+    """
+    module, steps = Exportable(mixer), {0: BATCH} if time is None else {0: BATCH, 1: time}
+    x, state = torch.randn(2, TRACED, mixer.d_model), module.init_state(2) if started else None
+    if cached:
+        # as no step may be specialised: another number than of x
+        state = module(torch.randn(2, TRACED + 1, mixer.d_model))[1]
+
+    def sizes(part):
+        axes = range(1, part.dim()) if cached else ()
+        return {0: BATCH, **dict.fromkeys(axes, Dim.AUTO)}
+
+    shapes = {"x": steps, "state": tree_map(lambda part: None if part is None else sizes(part), state)}
     arguments = {}
     if reset:
-        arguments["reset"], shapes["reset"] = torch.zeros(2, TRACED, dtype=torch.bool), {**rows, 1: time}
+        arguments["reset"], shapes["reset"] = torch.zeros(2, TRACED, dtype=torch.bool), steps
     if dt:
-        arguments["dt"], shapes["dt"] = torch.ones(2, TRACED), {**rows, 1: time}
+        arguments["dt"], shapes["dt"] = torch.ones(2, TRACED), steps
     return torch.export.export(module, (x, state), arguments, dynamic_shapes=shapes)
 
 
@@ -71,12 +96,16 @@ def operators(program):
 
 
 @torch.no_grad
-def check(program, mixer, lengths, *, batch=2, reset=False, dt=False):
+def check(program, mixer, lengths, *, started=True, cached=False, reset=False, dt=False):
     """Compare outputs and states with the mixer's, from the start and from the state of what came before."""
     run, module = program.module(), Exportable(mixer)
-    for time in lengths:
-        state = module.init_state(batch)
-        for _ in range(2):
+    for place, time in enumerate(lengths):
+        # never the batch of the example, but a single row too
+        batch = (3, 1, 5)[place % 3]
+        state = module.init_state(batch) if started else None
+        if cached:
+            state = module(torch.randn(batch, 13, mixer.d_model))[1]
+        for _ in range(2 if started else 1):
             x = torch.randn(batch, time, mixer.d_model)
             arguments = {"reset": torch.rand(batch, time) < 0.2} if reset else {}
             arguments |= {"dt": torch.rand(batch, time) + 0.5} if dt else {}
@@ -85,27 +114,48 @@ def check(program, mixer, lengths, *, batch=2, reset=False, dt=False):
             state = expected[1]
 
 
-@pytest.mark.parametrize("name", tiered([FIRST], CONSTANT))
-def test_a_program_serves_all_lengths(name):
-    torch.manual_seed(0)
-    mixer = mixers.build(name, 8, **next(iter(VARIANTS.get(name, DEFAULTS).values())))
+@pytest.mark.parametrize("name", tiered([FIRST], CONSTANT + GROWING))
+def test_a_program_serves_all_batches_and_lengths(name):
+    mixer = made(name)
     with torch.set_grad_enabled(name not in COMPLEX):
-        program = exported(mixer, Dim.AUTO if name in SEVERAL else Dim("time", min=2, max=256))
+        time = Dim.AUTO if name in SEVERAL else Dim("time", min=2, max=256)
+        program = exported(mixer, time, cached=name in GROWING)
     loops = {"scan"} if name in STEP_BY_STEP else set()
     assert all(op.startswith("aten.") for op in operators(program) - loops)
-    check(program, mixer, (2, 3, 17, 64, 200))
+    check(program, mixer, (2, 3, 17, 64, 200), cached=name in GROWING)
     # a type of linrec's own would be refused here
     torch.export.save(program, io.BytesIO())
 
 
-# a scan with a running maximum, chunks, blocks of a model constant in time, and a loop
+# mixers whose first state has the batch's size, made in the program
 @thorough
-@pytest.mark.parametrize("name", ["aft", "s4d", "gla", "sru"])
-def test_a_program_takes_resets_any_batch_and_lengths_without_limit(name):
+@pytest.mark.parametrize("name", [*NONLINEAR, *GROWING, "aft", "rwkv4", "slstm", "linear_attention"])
+def test_a_program_starts_sequences(name):
+    mixer = made(name)
+    with torch.set_grad_enabled(name not in COMPLEX):
+        program = exported(mixer, Dim("time", min=2, max=256), started=False)
+    check(program, mixer, (2, 17, 200), started=False)
+
+
+@thorough
+@pytest.mark.parametrize("name", BY_LENGTH)
+@torch.no_grad
+def test_a_program_of_one_length_serves_all_batches(name):
+    mixer = made(name)
+    check(exported(mixer, started=False), mixer, [TRACED] * 3, started=False)
+    # the others of this file must not be here
+    with pytest.raises(UserError, match=r"Constraints violated \(.*time\)"):
+        exported(mixer, Dim("time", min=2, max=256), started=False)
+
+
+# a scan with a running maximum, chunks, blocks of a model constant in time, loops, and decays per head
+@thorough
+@pytest.mark.parametrize("name", ["aft", "s4d", "gla", "sru", "gru", "lightning_attention"])
+def test_a_program_takes_resets_and_lengths_without_limit(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 4)
-    program = exported(mixer, Dim("time", min=2), Dim("batch"), reset=True)
-    check(program, mixer, (2, 65, 5000), batch=3, reset=True)
+    program = exported(mixer, Dim("time", min=2), reset=True)
+    check(program, mixer, (2, 65, 5000), reset=True)
 
 
 @thorough
@@ -113,10 +163,8 @@ def test_a_program_takes_resets_any_batch_and_lengths_without_limit(name):
 def test_a_program_takes_irregular_steps(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 4)
-    # the loops of `nonlinear_scan` are programs of one batch size
-    batch, rows = (None, 2) if name in NONLINEAR else (Dim("batch"), 3)
-    program = exported(mixer, Dim("time", min=2, max=256), batch, reset=True, dt=True)
-    check(program, mixer, (2, 65), batch=rows, reset=True, dt=True)
+    program = exported(mixer, Dim("time", min=2, max=256), reset=True, dt=True)
+    check(program, mixer, (2, 65), reset=True, dt=True)
 
 
 @thorough

@@ -281,6 +281,128 @@ class RoundsItsPhase(Decay):
         return super().forward(torch.cos(angle.to(x.dtype)), state, reset=reset)
 
 
+class Centred(Decay):
+    """Sees the next step, as convolutions with symmetric padding do."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return nn.functional.pad(self.weight * x, (0, 0, 1, 1)).unfold(1, 3, 1).mean(-1), None
+
+    def init_state(self, batch, *, device=None):
+        return None
+
+    @property
+    def state_size(self):
+        return 0
+
+
+class NormalisesOverTimeInTraining(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        return super().forward(x / x.abs().amax(1, keepdim=True) if self.training else x, state, reset=reset)
+
+
+class OfWidthOne(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        return y[..., :1], state
+
+
+class LosesAStep(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        return y[:, 1:], state
+
+
+class Rounds(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        return y.bfloat16(), state
+
+
+class ReturnsNoState(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        return super().forward(x, state, reset=reset)[0]
+
+
+class TakesNoState(Decay):
+    def forward(self, x):
+        return self.weight * x, None
+
+
+class TakesNoReset(Decay):
+    forward = Mixer.forward
+
+    def mix(self, x, state):
+        return self.weight * x, None
+
+
+class _Holds(Decay):
+    part = None
+
+    def forward(self, x, state=None, *, reset=None):
+        state = self.init_state(len(x)) if state is None else state
+        y, h = super().forward(x, state[0], reset=reset)
+        return y, (h, self.part)
+
+    def init_state(self, batch, *, device=None):
+        return super().init_state(batch, device=device), self.part
+
+
+class HoldsAnInteger(_Holds):
+    part = 3
+
+
+class HoldsAList(_Holds):
+    part = [0]  # noqa: RUF012
+
+
+class HoldsAWord(_Holds):
+    part = "h"
+
+
+class LosesAPartOfTheState(_Holds):
+    part = torch.zeros(2, 1)
+
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        return y, (state[0], None)
+
+
+class HasAnotherState(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        y, h = super().forward(x, None if state is None else state[:, 0], reset=reset)
+        return y, h[:, None]
+
+
+class RemembersTheLastCall(Decay):
+    last = 0.0
+
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        y, self.last = y + self.last, y.detach().mean()
+        return y, state
+
+
+class WritesToItsBuffer(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        vars(self).setdefault("buffer", torch.zeros_like(y.detach())).copy_(y.detach())
+        return y.detach().set_(self.buffer), state
+
+
+class Pointwise(Mixer):
+    """Sees a step alone: causal, without a state."""
+
+    def __init__(self, d_model: int = 3) -> None:
+        super().__init__(d_model)
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, d_model))
+
+    def mix(self, x, state, reset):
+        return self.weight.to(x.dtype) * x, None
+
+    def init_state(self, batch, *, device=None):
+        return None
+
+
 def inputs(time: int = 9) -> Tensor:
     return torch.randn(3, time, 3, generator=generator())
 
@@ -333,6 +455,53 @@ def test_a_broken_mixer_fails_its_law(broken, law, message):
     assert message in str(error.value)
     with pytest.raises(AssertionError):
         check_mixer(broken(), time=9, long=2, compiler=None)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Centred, "causality: outputs before step 1"),
+        (LooksAhead, "causality: outputs before step 1"),
+        (NormalisesOverTimeInTraining, "causality in training: outputs before step 1"),
+        (OfWidthOne, r"outputs: y of OfWidthOne must have the shape of `x`, (2, 9, 3); got (2, 9, 1)"),
+        (LosesAStep, r"outputs: y of LosesAStep must have the shape of `x`, (2, 9, 3); got (2, 8, 3)"),
+        (Rounds, "outputs: y of Rounds must have the dtype of `x`, torch.float32; got torch.bfloat16"),
+        (ReturnsNoState, "outputs: ReturnsNoState must return (y, state), y a tensor; got a tensor"),
+        (TakesNoState, "or `forward(x, state=None, *, reset=None)`; too many positional arguments"),
+        (TakesNoReset, "outputs: TakesNoReset must define `mix(x, state, reset)` or"),
+        (
+            HoldsAnInteger,
+            "the state of HoldsAnInteger must be a tensor, None, or a tuple of such; got (tensor",
+        ),
+        (HoldsAList, "the state of HoldsAList must be a tensor, None, or a tuple of such; got (tensor"),
+        (HoldsAWord, "the state of HoldsAWord must be a tensor, None, or a tuple of such; got (tensor"),
+        (LosesAPartOfTheState, "must have the shapes of `init_state`, "),
+        (HasAnotherState, "must have the shapes of `init_state`, "),
+        (RemembersTheLastCall, "after a call with other inputs, against those before it"),
+        (WritesToItsBuffer, "after a later call, which must not change them"),
+        (MixesRows, "independent batch rows: batch row 0 alone"),
+        (DropsState, "splits: two segments, split at 1"),
+    ],
+)
+def test_a_promise_that_training_relies_on_is_checked(broken, message):
+    with pytest.raises(AssertionError) as error:
+        testing.check_promises(broken())
+    assert message in str(error.value)
+    with pytest.raises(AssertionError):
+        testing.check_mixer(broken(), time=9, long=2, compiler=None)
+
+
+def test_mixers_that_say_that_they_see_later_steps_are_not_asked_for_causality():
+    class Encoder(Centred):
+        is_causal = False
+
+    testing.check_promises(Encoder())
+    assert not Encoder().is_causal and Pointwise().is_causal
+
+
+def test_a_causal_mixer_may_have_no_state():
+    testing.check_promises(Pointwise())
+    check_mixer(Pointwise(), time=9, long=2, compiler=None)
 
 
 def test_a_mixer_with_irregular_steps_obeys_the_laws():

@@ -9,8 +9,11 @@ With `or_none=True` None passes too, for arguments whose default is None.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, get_args
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from linrec.errors import unknown
 
@@ -25,6 +28,7 @@ __all__ = [
     "positive",
     "require",
     "span",
+    "typed",
 ]
 
 COUNT = 10_000
@@ -143,8 +147,11 @@ def span(low: Number, high: Number, *, cure: str = "", or_none: bool = False, **
     Example:
         >>> span(0, 1, a_init=(0.9, 0.999))
     """
-    for name, value in _numbers(given, or_none):
-        if value is None or not low < value[0] <= value[1] < high:
+    for name, value in given.items():
+        if value is None and or_none:
+            continue
+        pair = isinstance(value, (tuple, list)) and len(value) == 2
+        if not pair or not low < value[0] <= value[1] < high:
             bound = "" if high == math.inf else f" < {high}"
             raise _error(name, f"(low, high) with {low} < low <= high{bound}", value, cure)
 
@@ -214,9 +221,83 @@ def named_values(values: Any, name: str = "", depth: int = 0) -> Iterator[tuple[
         yield name, values
 
 
+def typed(hints: Mapping[str, Any], **given: object) -> None:
+    """Raise unless every argument has the type of its annotation: bools are no numbers, nor is NaN.
+
+    Args:
+        hints: annotations by name: bool, int, float, str, dict, a `Literal`, tuples and unions of them.
+            Arguments of other annotations pass.
+        given: the arguments by name.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: a number is infinite or NaN, or a name is not among the options.
+
+    Example:
+        >>> typed({"n_heads": int | None, "eps": float}, n_heads=4, eps=1)
+        >>> typed({"n_heads": int | None}, n_heads=4.0)
+        Traceback (most recent call last):
+        TypeError: `n_heads` must be an integer or None; got 4.0.
+    """
+    for name, value in given.items():
+        if name not in hints or _has_type(value, hints[name]):
+            continue
+        if get_origin(hints[name]) is Literal:
+            choice(hints[name], **{name: value})
+        error = ValueError if isinstance(value, float) and not math.isfinite(value) else TypeError
+        raise error(f"`{name}` must be {_described(hints[name])}; got {' '.join(repr(value).split()):.80}.")
+
+
+_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "an integer"),
+    float: ((int, float), "a finite number"),
+    bool: ((bool,), "True or False"),
+    str: ((str,), "a string"),
+    dict: ((Mapping,), "a dictionary"),
+    NoneType: ((NoneType,), "None"),
+}
+
+
+def _has_type(value: Any, hint: Any, largest: float = sys.float_info.max) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_has_type(value, argument, largest) for argument in arguments)
+    if origin is Literal:
+        return any(value == option and type(value) is type(option) for option in arguments)
+    if origin in (tuple, Sequence):
+        if not isinstance(value, (tuple, list)):
+            return False
+        each = arguments if origin is tuple and ... not in arguments else arguments[:1] * len(value)
+        # a range may have an end that does not limit
+        return len(value) == len(each) and all(map(_has_type, value, each, repeat(math.inf)))
+    kind = origin or hint
+    if not isinstance(kind, type) or kind not in _TYPES:
+        return True
+    if not isinstance(value, _TYPES[kind][0]):
+        return False
+    # a bool is an int, and NaN is in no range
+    return kind not in (int, float) or (not isinstance(value, bool) and -largest <= value <= largest)
+
+
+def _described(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_described, arguments))
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (tuple, Sequence):
+        items = ", ".join(_described(argument) for argument in arguments if argument is not ...)
+        return f"a tuple of {items}" if origin is Sequence or ... in arguments else f"({items})"
+    return _TYPES[origin or hint][1]
+
+
 def _numbers(given: Mapping[str, Any], or_none: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments to check."""
-    return ((name, value) for name, value in given.items() if not (or_none and value is None))
+    """Yield the arguments to check; raise TypeError for what cannot be compared with a number."""
+    for name, value in given.items():
+        if isinstance(value, (bool, str, list, tuple, dict)):
+            raise TypeError(f"`{name}` must be a number; got {value!r:.80}.")
+        if not (or_none and value is None):
+            yield name, value
 
 
 def _error(name: str, expected: str, value: object, cure: str) -> ValueError:

@@ -26,6 +26,30 @@ class Identity(Mixer):
         return 0
 
 
+class Centred(Identity):
+    """Sees the next step."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return x * self.scale + x.roll(-1, 1), None
+
+    def init_state(self, batch, *, device=None):
+        return None
+
+
+class Narrow(Centred):
+    """Would be broadcast."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return (x * self.scale)[..., :1], None
+
+
+class Pointwise(Centred):
+    """Sees a step alone, without a state."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return x * self.scale, None
+
+
 class Killed(Identity):
     """Ends its process as the system does where memory runs out."""
 

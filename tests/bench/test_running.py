@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -83,6 +85,22 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     assert row["status"] == "failed" and "config.json" in row["message"]
 
 
+PEAK = """
+import subprocess, sys
+held = b"1" * 2**30
+child = "from linrec.bench.worker import _process_peak_bytes; print(_process_peak_bytes())"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+@thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_the_peak_of_a_job_is_not_that_of_the_command(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    found = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True)
+    assert 2**26 < int(found.stdout) < 2**30
+
+
 def test_a_model_that_cannot_be_measured_is_trained_all_the_same(folder_of, monkeypatch):
     def measured(*_, **__):
         raise RuntimeError("a kernel is missing")
@@ -110,6 +128,18 @@ def test_a_regression_has_errors_and_no_accuracies(tmp_path):
     [
         (f"{OWN}:Divergent", {}, "diverged", "the loss is not finite at step "),
         (f"{OWN}:DivergentLater", {}, "diverged", "the loss on the validation split is not finite"),
+        (
+            f"{OWN}:Centred",
+            {},
+            "failed",
+            f"ConfigError: the mixer {OWN}:Centred breaks the law of causality: ",
+        ),
+        (
+            f"{OWN}:Narrow",
+            {},
+            "failed",
+            f"ConfigError: the mixer {OWN}:Narrow breaks the law of outputs: y of",
+        ),
         (f"{OWN}:Hungry", {}, "out of memory", "OutOfMemoryError: tried to allocate 900 GiB"),
         (f"{OWN}:Huge", {}, "out of memory", "RuntimeError: "),
         (f"{OWN}:Wordless", {}, "out of memory", "MemoryError"),

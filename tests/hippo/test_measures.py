@@ -140,7 +140,7 @@ def test_laguerre_functions_stay_finite_far_back():
 
 
 def test_errors_say_what_exists():
-    with pytest.raises(ValueError, match="no HiPPO measure 'legz'; did you mean 'legs'"):
+    with pytest.raises(ValueError, match="no `measure` 'legz'; did you mean 'legs'"):
         matrices("legz", 4)
-    with pytest.raises(ValueError, match="`N` must be at least 1 coefficient; got 0"):
+    with pytest.raises(ValueError, match="`N` must be at least 1; got 0"):
         basis("legt", 0, torch.zeros(1))

@@ -247,7 +247,7 @@ def test_encoders_refuse_states():
         ({"kv_heads": 0}, "`kv_heads` must be a positive divisor of `n_heads` = 1; got 0"),
         ({"rotary_fraction": 0.3}, "even number of the 12 channels to turn; got 0.3"),
         ({"positions": "rotry"}, "there is no `positions` 'rotry'; did you mean 'rotary'"),
-        ({"rotary_base": 0.0}, "`base` of rotary positions must be positive; got 0"),
+        ({"rotary_base": 0.0}, "`rotary_base` of mixers\\) must be positive; got 0"),
         ({"window": 0}, "`window` must be at least 1"),
         ({"dropout": 1.0}, r"`dropout` must be in \[0, 1\)"),
     ],

@@ -192,7 +192,7 @@ def test_heads_are_as_wide_as_the_papers():
         ({"d_qk": 5, "n_heads": 2}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
         ({"qk_norm": "L2"}, "there is no `qk_norm` 'L2'; did you mean"),
         ({"beta": "sigmod"}, "there is no `beta` 'sigmod'; did you mean 'sigmoid'"),
-        ({"feature_map": "selu"}, "there is no feature map 'selu'; did you mean"),
+        ({"feature_map": "selu"}, "there is no `feature_map` 'selu'; did you mean"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),
     ],
 )

@@ -2,8 +2,11 @@
 
 import importlib
 import inspect
+import itertools
+import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -57,6 +60,42 @@ def test_inputs_that_are_no_sequences_are_refused(name):
         mixer(torch.zeros(TIME, 4))
     with pytest.raises(TypeError, match=r"`x` must be of a real floating dtype; got torch\.int64"):
         mixer(torch.zeros(2, TIME, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", tiered(variants.OF_FAMILIES, mixers.names()))
+def test_what_is_no_tensor_of_the_weights_dtype_is_refused_in_one_line(name):
+    mixer = mixers.build(name, 4, **variants.arguments(*variants.cases(name)[0]))
+    x = torch.zeros(2, TIME, 4)
+    for given, expected in (
+        (
+            {"x": x.double()},
+            r"`x` must have the dtype of the weights of \w+, torch\.float32; got torch\.float64",
+        ),
+        ({"x": x.tolist()}, "`x` must be a tensor; got .* of type list"),
+        ({"x": x.numpy()}, "`x` must be a tensor; got .* of type ndarray"),
+        ({"x": x, "reset": [[False] * TIME] * 2}, "`reset` must be a tensor; got .* of type list"),
+    ):
+        with pytest.raises(TypeError, match=f"^{expected}"):
+            mixer(**given)
+    for state in (3, "h", [torch.zeros(2)]):
+        with pytest.raises(ValueError, match=r"^`state.* must be .*; got .* of type (int|str|list)"):
+            mixer(x, state)
+    mixer.double()(x.double())
+
+
+BAD = (math.nan, -1, 0, 1.5, "x", None, True, math.inf, -math.inf, [], np.int64(2))
+
+
+@pytest.mark.parametrize("name", tiered(variants.OF_FAMILIES, mixers.names()))
+def test_an_argument_works_or_is_refused_by_name(name):
+    for argument, value in itertools.product(inspect.signature(mixers.get(name)).parameters, BAD):
+        try:
+            mixer = mixers.get(name)(**{"d_model": 8, argument: value})
+        except (TypeError, ValueError) as error:
+            assert f"`{argument}`" in str(error) and "\n" not in str(error), (argument, value, error)
+            continue
+        y, _ = mixer(torch.randn(1, 3, mixer.d_model))
+        assert y.isfinite().all(), (argument, value)
 
 
 # matrices that are not the weight of a linear layer

@@ -319,10 +319,10 @@ def test_heads_have_at_least_32_channels():
     ("arguments", "message"),
     [
         ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
-        ({"feature_map": "elu1"}, "there is no feature map 'elu1'; did you mean 'elu'"),
+        ({"feature_map": "elu1"}, "there is no `feature_map` 'elu1'; did you mean 'elu'"),
         ({"normalization": "rum"}, "there is no `normalization` 'rum'; did you mean 'rms'"),
-        ({"nu": 2}, "there is no argument of feature map 'elu' called 'nu'"),
-        ({"hyperbolic": True}, "there is no argument of feature map 'elu' called 'hyperbolic'"),
+        ({"nu": 2}, "there is no argument `nu` of feature map 'elu'"),
+        ({"hyperbolic": True}, "there is no argument `hyperbolic` of feature map 'elu'"),
         ({"feature_map": "identity"}, 'those of `feature_map="identity"` may be. Pass `normalization="rms"`'),
         ({"positions": "rotar"}, "there is no `positions` 'rotar'; did you mean 'rotary'"),
         ({"positions": "rotary", "n_heads": 2}, '`feature_map="elu"` has 3. Choose an even number'),

@@ -189,7 +189,7 @@ def test_errors_say_what_is_wrong():
     for arguments, message in (
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
         ({"n_outputs": 0}, "`n_outputs` must be at least 1; got 0"),
-        ({"measure": "legz"}, "no HiPPO measure 'legz'; did you mean 'legs'"),
+        ({"measure": "legz"}, "no `measure` 'legz'; did you mean 'legs'"),
         ({"transition": "quasi"}, "there is no `transition` 'quasi'"),
         ({"transition": "quasi_separable", "measure": "fout"}, "there is no `measure` 'fout'"),
         ({"output": "gluu"}, "no `output` 'gluu'; did you mean 'glu'"),

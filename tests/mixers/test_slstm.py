@@ -206,7 +206,7 @@ def test_errors_of_the_recurrence():
         ((Wx, R.mT, start), {}, "`R` must have shape (h, d, 4 d) = (2, 5, 20); got (2, 20, 5)"),
         ((Wx, R, [*start[:3], start[0][:1]]), {}, "`largest` must have shape (b, h, d) = (2, 2, 5); got"),
         ((Wx, R, start), {"reset": reset}, "`reset` must have shape (b, t) = (2, 3); got (2, 4)"),
-        ((Wx, R, start), {"backend": "numba"}, "backend of `slstm_steps` called 'numba'"),
+        ((Wx, R, start), {"backend": "numba"}, "`backend` of `slstm_steps` called 'numba'"),
     ):
         with pytest.raises(ValueError) as error:
             slstm_steps(*given, **options)

@@ -471,7 +471,7 @@ CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, None)
         (
             {"mode": "attn"},
             ValueError,
-            "no mode of `softmax_attention` called 'attn'; did you mean 'attention'",
+            "no `mode` of `softmax_attention` called 'attn'; did you mean 'attention'",
         ),
         ({"mode": "recurrent", "backend": "torch"}, ValueError, "has no .* = .'recurrent', 'torch'."),
         ({"k": X[:, :4]}, ValueError, "`k` must have shape .b, t, h, dk., that of `q`"),
@@ -502,7 +502,7 @@ def test_errors(changed, error, words):
 @pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
-        ({"mode": "scan"}, ValueError, "no mode of `laplace_attention` called 'scan'"),
+        ({"mode": "scan"}, ValueError, "no `mode` of `laplace_attention` called 'scan'"),
         ({"function": "relu"}, ValueError, "no `function` 'relu'; did you mean 'relu2'"),
         ({"k": X[:, :, :2]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 2"),
         ({"q": X.to(torch.complex64)}, TypeError, "`q` must be real; got complex64"),

@@ -70,9 +70,9 @@ def test_explicit_choices_are_obeyed_and_auto_is_filled_in(
         (
             "scna",
             "auto",
-            "there is no mode of `scan` called 'scna'; did you mean 'scan'? Choose from: 'auto', ",
+            "there is no `mode` of `scan` called 'scna'; did you mean 'scan'? Choose from: 'auto', ",
         ),
-        ("auto", "pytorch", "there is no backend of `scan` called 'pytorch'; did you mean 'torch'? "),
+        ("auto", "pytorch", "there is no `backend` of `scan` called 'pytorch'; did you mean 'torch'? "),
         (
             "scan",
             "numba",

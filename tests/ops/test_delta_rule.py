@@ -209,7 +209,11 @@ X, BETA = torch.zeros(2, 5, 3, 4), torch.ones(2, 5, 3)
         ({"state": X[:, 0, :, None].to(torch.complex64)}, TypeError, r"`state` of `delta_rule` must be real"),
         ({"beta": 3 * BETA}, ValueError, r"`beta` must be in \[0, 2\]; got values from 3 to 3\. Pass `sigm"),
         ({"beta": BETA - 1.25}, ValueError, r"`beta` must be in \[0, 2\]; got values from -0.25 to -0.25"),
-        ({"mode": "chunk"}, ValueError, r"no mode of `delta_rule` called 'chunk'; did you mean 'chunkwise'"),
+        (
+            {"mode": "chunk"},
+            ValueError,
+            r"no `mode` of `delta_rule` called 'chunk'; did you mean 'chunkwise'",
+        ),
         (
             {"mode": "chunkwise", "backend": "reference"},
             ValueError,

@@ -383,10 +383,10 @@ def test_a_step_with_gradients_runs_in_torch(machine_with, chosen):
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"mode": "chunk"}, r"no mode of `gate_loop` called 'chunk'; did you mean 'chunkwise'"),
-        ({"backend": "tritno"}, r"no backend of `gate_loop` called 'tritno'; did you mean 'triton'"),
+        ({"mode": "chunk"}, r"no `mode` of `gate_loop` called 'chunk'; did you mean 'chunkwise'"),
+        ({"backend": "tritno"}, r"no `backend` of `gate_loop` called 'tritno'; did you mean 'triton'"),
         ({"mode": "attention", "backend": "numba"}, r"\('chunkwise', 'torch'\)"),
-        ({"mode": "convolution"}, r"no mode of `gate_loop` called 'convolution'"),
+        ({"mode": "convolution"}, r"no `mode` of `gate_loop` called 'convolution'"),
     ],
 )
 def test_pairs_that_do_not_exist(chosen, words):

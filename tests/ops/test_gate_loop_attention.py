@@ -183,7 +183,7 @@ CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, torch.ones(2, 1, dtype=to
         (
             {"mode": "attn"},
             ValueError,
-            r"no mode of `gate_loop_attention` called 'attn'; did you mean 'attention'",
+            r"no `mode` of `gate_loop_attention` called 'attn'; did you mean 'attention'",
         ),
         ({"v": X.double()}, TypeError, r"`v` must have the real precision of `q`, float32; got float64"),
         ({"log_decay": X[..., :2]}, ValueError, r"`log_decay` must have shape"),

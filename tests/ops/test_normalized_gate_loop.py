@@ -192,7 +192,7 @@ X = torch.zeros(2, 5, 3, 4)
         ({"v": X.double()}, TypeError, r"`v` must have the real precision of `q`, float32; got float64"),
         ({"log_decay": X.bfloat16()}, TypeError, r"`log_decay` must be float32; got bfloat16"),
         ({"bonus": X}, ValueError, r"`bonus` must have shape \(h, dk\) = \(3, 4\)"),
-        ({"mode": "chunk"}, ValueError, r"no mode of `normalized_gate_loop` called 'chunk'; did you mean"),
+        ({"mode": "chunk"}, ValueError, r"no `mode` of `normalized_gate_loop` called 'chunk'; did you mean"),
         ({"mode": "scan", "backend": "reference"}, ValueError, r"`normalized_gate_loop` has no"),
     ],
 )

@@ -422,7 +422,7 @@ A, X = torch.rand(2, 5, 3), torch.rand(2, 5, 3)
             r"`reset` must have shape .* \(2, 5\); got \(2, 3\)",
         ),
         ({"a": A.to("meta")}, ValueError, r"`a` must be on the device of `x`, 'cpu'; got 'meta'\. Move it"),
-        ({"mode": "parallel"}, ValueError, r"no mode of `scan` called 'parallel'; did you mean"),
+        ({"mode": "parallel"}, ValueError, r"no `mode` of `scan` called 'parallel'; did you mean"),
         ({"backend": "numb"}, ValueError, r"did you mean 'numba'\? Choose from: 'auto', 'torch'"),
         (
             {"mode": "scan", "backend": "numba"},

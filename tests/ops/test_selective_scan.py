@@ -292,7 +292,7 @@ X, N = torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
             r"`A` must be at most 0, .*; got values up to 0.5",
         ),
         ({"dt": X - 1}, ValueError, r"`dt` must be at least 0; got values down to -1\. Pass `softplus"),
-        ({"mode": "scan"}, ValueError, r"no mode of `selective_scan` called 'scan'"),
+        ({"mode": "scan"}, ValueError, r"no `mode` of `selective_scan` called 'scan'"),
         ({"mode": "chunkwise", "backend": "numba"}, ValueError, r"no .*; the pairs that exist are .*torch"),
     ],
 )

@@ -117,7 +117,7 @@ X, W = torch.zeros(2, 5, 3), torch.zeros(3, 4)
         ({"weight": W.double()}, TypeError, r"`weight` must be float32; got float64"),
         ({"bias": W[:, 0].bfloat16()}, TypeError, r"`bias` must be float32; got bfloat16"),
         ({"state": torch.zeros(2, 3, 3).long()}, TypeError, r"`state` must be float32; got int64"),
-        ({"mode": "convolve"}, ValueError, r"no mode of `short_conv` called 'convolve'; did you mean"),
+        ({"mode": "convolve"}, ValueError, r"no `mode` of `short_conv` called 'convolve'; did you mean"),
         ({"mode": "recurrent", "backend": "torch"}, ValueError, r"`short_conv` has no \(mode, backend\)"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_backend_that_cannot_run_is_refused(generate):
     ):
         generate(*given, 3, backend="triton")
     with pytest.raises(
-        ValueError, match=rf"no backend of `{name}` called 'numba'; .* from: 'auto', .*'triton'"
+        ValueError, match=rf"no `backend` of `{name}` called 'numba'; .* from: 'auto', .*'triton'"
     ):
         generate(*given, 3, backend="numba")
 

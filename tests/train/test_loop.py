@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from linrec.files import read_json
+from linrec.generation import generate
+from linrec.models import ModelConfig
 from linrec.tasks import LanguageModeling
 from linrec.tasks.copying import Copying
 from linrec.tasks.segment_copy import SegmentCopy
@@ -218,6 +220,23 @@ def test_a_language_model_does_not_see_the_tokens_that_it_predicts(tiny: Tiny, t
     )
     with pytest.raises(ConfigError, match="the mixer 'attention' sees later tokens"):
         fit(dataclasses.replace(tiny(), task=task, model=model), tmp_path / "run")
+
+
+@pytest.mark.parametrize("mixer", ["Pointwise", "Centred"])
+def test_a_mixer_of_others_trains_if_it_is_causal(mixer: str, tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a rose is a rose\n" * 20)
+    task = LanguageModeling(path=str(tmp_path / "text.txt"), length=8, cache=str(tmp_path / "cache"))
+    model = ModelConfig(256, d_model=8, n_layers=1, mixer=f"tests.bench.own_mixers:{mixer}")
+    config = dataclasses.replace(tiny(steps=4), task=task, model=model)
+    if mixer == "Centred":
+        with pytest.raises(ConfigError, match="own_mixers:Centred breaks the law of causality: outputs"):
+            fit(config, tmp_path / "run")
+        return
+    # without a state
+    fit(config, tmp_path / "run")
+    trained = load_run(tmp_path / "run", trust_code=True).model()
+    generated, _ = generate(trained, torch.zeros(1, 3, dtype=torch.int64), n_tokens=4)
+    assert generated.shape == (1, 4)
 
 
 def test_keeping_the_best_needs_something_to_judge_by(tiny: Tiny, tmp_path: Path) -> None:

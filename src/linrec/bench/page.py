@@ -213,10 +213,9 @@ def _number(
 
 def _memory(row: dict[str, Any]) -> float | None:
     """Return a job's peak memory in MiB: device memory if the device has its own, else process memory."""
-    peak = row["peak_bytes"]
-    if peak is None:
-        return None
-    return (peak["device"] or peak["process"]) / 2**20
+    peak = row["peak_bytes"] or {"device": None, "process": None}
+    most = peak["device"] or peak["process"]
+    return None if most is None else most / 2**20
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

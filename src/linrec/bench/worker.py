@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-import resource
+import re
 import signal
 import sys
 import threading
@@ -97,11 +97,21 @@ def _tell(progress: Progress) -> None:
 
 def _peak_bytes() -> dict[str, Any]:
     """Return the peak memory in bytes: of the CUDA device, if it was used, and of the process."""
-    # ru_maxrss is in KiB, except on macOS, where it is in bytes
-    unit = 1 if sys.platform == "darwin" else 1024
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
-    return {"device": device, "process": process}
+    return {"device": device, "process": _process_peak_bytes()}
+
+
+def _process_peak_bytes() -> int | None:
+    """Return the most bytes of memory that this process had, or None where the system does not say.
+
+    `resource.getrusage` has the peak of the process that started this process, if that was higher.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    return found and int(found[1]) * 1024
 
 
 def stop_without(starter: int, every: float = 1.0) -> None:

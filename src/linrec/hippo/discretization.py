@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.errors import StepSizeError, unknown
+from linrec.errors import StepSizeError
 from linrec.hippo.measures import StateSpace
 from linrec.ops.core.checks import visible
+from linrec.rules import choice, positive, typed
 
 __all__ = ["Discretization", "discretize"]
 
@@ -51,11 +52,10 @@ def discretize(
         ([[0.6000000238418579]], [0.800000011920929])
     """
     A, B = system
-    if method not in ("zoh", "bilinear"):
-        raise unknown("discretization", method, ["zoh", "bilinear"])
+    choice(("zoh", "bilinear"), method=method)
     if not isinstance(step, Tensor):
-        if not step > 0:
-            raise ValueError(f"`step` must be a positive time; got {step}. A step of zero never moves.")
+        typed({"step": float}, step=step)
+        positive(step=step, cure="A step of zero never moves.")
         step = A.new_tensor(step)
     elif step.numel() and visible(step) and not (least := float(step.detach().min())) > 0:
         raise StepSizeError(

@@ -7,6 +7,7 @@ from jaxtyping import Complex
 from torch import Tensor
 
 from linrec.hippo.measures import Measure, low_rank, matrices
+from linrec.rules import typed
 
 __all__ = ["Diagonal", "NormalPlusLowRank", "diagonal", "normal_plus_low_rank"]
 
@@ -80,6 +81,7 @@ def normal_plus_low_rank(measure: Measure, N: int, *, pairs: bool = True) -> Nor
         True
     """
     A, B = matrices(measure, N)
+    typed({"pairs": bool}, pairs=pairs)
     if pairs and N % 2:
         raise ValueError(
             f"`N` must be even to keep one of each conjugate pair; got {N}. "

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.rules import COUNT, at_least
+from linrec.rules import COUNT, at_least, choice, typed
 
 __all__ = ["MEASURES", "Measure", "StateSpace", "matrices"]
 
@@ -86,10 +85,8 @@ def low_rank(measure: Measure, N: int) -> Float[Tensor, "N rank"]:
 
 def check(measure: str, N: int) -> None:
     """Raise if the measure is unknown, N is below 1, or the matrices are too large to decompose."""
-    if measure not in _MATRICES:
-        raise unknown("HiPPO measure", measure, MEASURES)
-    if N < 1:
-        raise ValueError(f"`N` must be at least 1 coefficient; got {N}.")
+    choice(MEASURES, measure=measure)
+    typed({"N": int}, N=N)
     at_least(1, most=COUNT, N=N)
 
 

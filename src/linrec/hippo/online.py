@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.hippo.discretization import Discretization, discretize
 from linrec.hippo.functions import basis
 from linrec.hippo.measures import Measure, StateSpace, check, matrices
 from linrec.restored import RestoredModule
+from linrec.rules import choice, positive, typed
 
 __all__ = ["OnlineApproximation", "Past"]
 
@@ -86,18 +86,14 @@ class OnlineApproximation(RestoredModule):
     ) -> None:
         super().__init__()
         check(measure, N)
-        if discretization not in ("zoh", "bilinear"):
-            raise unknown("discretization", discretization, ["zoh", "bilinear"])
+        choice(("zoh", "bilinear"), discretization=discretization)
+        typed({"window": float | None}, window=window)
         if window is None and measure != "legs":
             raise ValueError(
                 f'`window` must be a number of steps for "{measure}"; got None. '
                 'Only "legs" works without a window.'
             )
-        if window is not None and not 0 < window < math.inf:
-            raise ValueError(
-                f"`window` must be a positive number of steps; got {window}. "
-                'For the whole past, use "legs" with `window` = None.'
-            )
+        positive(window=window, or_none=True, cure='For the whole past, use "legs" with `window` = None.')
         self.measure: Measure = measure
         self.N, self.window = N, window
         self.discretization: Discretization = discretization

@@ -135,6 +135,7 @@ class AFT(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Variant, variant=variant)
+        at_least(1, n_heads=n_heads, or_none=True)
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)
         self.variant, self.max_length, self.window = variant, max_length, window
@@ -157,7 +158,7 @@ class AFT(Mixer):
         """Return Y, and an `AFTState`, AFT-full's `AFTCache`, or the `WindowState` of AFT-local and -conv."""
         # the largest key so far is over the steps of all processes
         refuse_split_time("aft")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
         if self.variant == "simple":
             # the quotient does not depend on m, so m needs no gradient

@@ -78,7 +78,7 @@ class AntisymmetricRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         W = skewed(self.M.to(self.state_dtype), gamma=self.gamma)
         return nonlinear_scan(self._cell, self.V(x), W, state=start, reset=reset, mode=self.mode)
 

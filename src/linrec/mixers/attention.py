@@ -121,6 +121,7 @@ class Attention(Mixer):
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
         at_least(1, n_heads=self.n_heads, d_head=self.d_head)
+        at_least(0, qk_norm_eps=qk_norm_eps)
         self.kv_heads = kv_groups(self.n_heads, kv_heads)
         self.window, self.causal, self.dropout = window, causal, dropout
 
@@ -159,7 +160,7 @@ class Attention(Mixer):
         o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:
             return o, None
-        return o, AttentionState(cache, (position + x.shape[1]).expand(len(x)).contiguous())
+        return o, AttentionState(cache, (position + x.shape[1]).expand(x.shape[0]).contiguous())
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return a cache of no steps in the dtype of keys, at position 0; None without `causal`."""
@@ -168,6 +169,11 @@ class Attention(Mixer):
         sizes = self.kv_heads, self.d_head, self.d_head
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         return AttentionState.first(cache)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether steps see the past alone."""
+        return self.causal
 
     @property
     def state_grows(self) -> bool:

@@ -153,6 +153,7 @@ class BlockRecurrent(SegmentMixer):
         choice(QKNorm, qk_norm=qk_norm)
         at_least(1, n_states=n_states, cure="The paper's is 512.")
         at_least(1, d_hidden=d_hidden, or_none=True)
+        at_least(0, norm_eps=norm_eps)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.kv_heads, self.n_states = kv_groups(self.n_heads, kv_heads), n_states
         self.configuration, self.sliding, self.write_from = configuration, sliding, write_from
@@ -239,7 +240,7 @@ class BlockRecurrent(SegmentMixer):
             h = self.hidden_norm(S)
         if self.hidden is not None and self.hidden_gate is not None:
             S = self.hidden_gate(S, functional.relu(self.hidden(h)))
-        none = K.new_zeros(len(K), 0, *K.shape[2:])
+        none = K.new_zeros(K.shape[0], 0, *K.shape[2:])
         return RecurrentStates(S, torch.ones_like(memory.started), K, V, alive, none, none)
 
     @property

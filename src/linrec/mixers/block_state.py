@@ -128,13 +128,18 @@ class BlockState(SegmentMixer):
         super().__init__(d_model, segment_length=segment_length, dropout=dropout)
         choice(Integration, integration=integration)
         at_least(1, most=COUNT, n_states=n_states, or_none=True)
+        at_least(0, norm_eps=norm_eps)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.sliding, self.by_filters = sliding, integration == "multi_filter"
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
         filters = {"single_head": 1, "multi_head": self.n_heads}.get(integration, self.n_states or FILTERS)
         linear = {"d_state": 2 * max(1, d_model // (2 * filters)), "activation": False, "output": "none"}
-        given = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
-        self.filters = ParallelMixers((build(get(ssm), d_model, **given) for _ in range(filters)), name="ssm")
+        arguments = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
+        try:
+            each = [build(get(ssm), d_model, **arguments) for _ in range(filters)]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`ssm` {ssm!r} with `ssm_args` cannot be built: {error}") from error
+        self.filters = ParallelMixers(each, name="ssm")
         self.recurrence = self.filters.recurrence
 
         width = self.n_heads * self.d_head
@@ -152,7 +157,7 @@ class BlockState(SegmentMixer):
 
     def mix(self, E: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `BlockStateState`."""
-        past = self.init_state(len(E), device=E.device) if state is None else state
+        past = self.init_state(E.shape[0], device=E.device) if state is None else state
         C, systems = self.filters(E, past.systems, reset)
         # (b, t, queries or keys or values, heads, d_head)
         x = [y.unflatten(-1, (-1, self.n_heads, self.d_head)) for y in projected(E, self.q, self.k, self.v)]

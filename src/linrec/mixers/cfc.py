@@ -122,7 +122,7 @@ class CfC(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model); with a mixed memory, h and m, joined."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         W, b = affine_map(self.first, 2 * self.d_model, x.device)
         W, W_h = W.split(self.d_model, 1)
         Wx, weights = functional.linear(x, W, b), [W_h]

@@ -83,7 +83,7 @@ class CoRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         W = matrix(self.W, 2 * self.d_model, x.device)
         zy, state = nonlinear_scan(self._cell, self.V(x), W, state=start, reset=reset, mode=self.mode)
         return zy[..., self.d_model :], state

@@ -120,7 +120,7 @@ class DeltaLSTM(Mixer):
         """Return y, and a `DeltaLSTMState`."""
         # here, so that the error names this mixer rather than `delta_rule`
         refuse_split_time("delta_lstm")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         linears = (self.q, self.k, self.v, self.recurrent_k, self.recurrent_v)
         q, k, v, k_R, v_R = (linear(x).unflatten(-1, (3 * self.n_heads, -1)) for linear in linears)
         q, k = self.features(q), self.features(k)

@@ -79,7 +79,7 @@ class Elman(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         # on the CPU the loop is as fast: a step is one product
         return run_torch_rnn(self.rnn, self._cell, x, start, reset, self.mode, fused=x.is_cuda)
 

@@ -88,8 +88,8 @@ class FastGRNN(Mixer):
         self.b = nn.Parameter(torch.ones(d_model))
         self.b_z = nn.Parameter(torch.ones(d_model))
         # logits
-        self.zeta = nn.Parameter(torch.tensor([zeta_init]))
-        self.nu = nn.Parameter(torch.tensor([nu_init]))
+        self.zeta = nn.Parameter(torch.full((1,), float(zeta_init)))
+        self.nu = nn.Parameter(torch.full((1,), float(nu_init)))
         mark(self, "zeta", "nu", float32=True)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

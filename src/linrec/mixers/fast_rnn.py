@@ -78,8 +78,8 @@ class FastRNN(Mixer):
         self.U = LowRank(d_model, d_model, u_rank, std=0.1)
         self.b = nn.Parameter(torch.ones(d_model))
         # logits
-        self.alpha = nn.Parameter(torch.tensor([alpha_init]))
-        self.beta = nn.Parameter(torch.tensor([beta_init]))
+        self.alpha = nn.Parameter(torch.full((1,), float(alpha_init)))
+        self.beta = nn.Parameter(torch.full((1,), float(beta_init)))
         mark(self, "alpha", "beta", float32=True)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

@@ -132,6 +132,7 @@ class FlashGAU(Mixer):
         at_least(1, chunk_size=chunk_size, cure="The paper's is 256.")
         at_least(1, expansion=expansion, cure="The paper's is 2.")
         at_least(1, d_qk=d_qk, cure="The paper's is 128.")
+        at_least(0, init_std=init_std)
         choice(Activation, activation=activation)
         choice(PositionBias, position_bias=position_bias)
         choice(Positions, positions=positions)
@@ -167,7 +168,7 @@ class FlashGAU(Mixer):
         """Return O, and a `FlashState`."""
         # values of other steps enter a sum here
         refuse_split_time("flash_gau")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         (_, time, _), C = x.shape, self.chunk_size
         U, V, Z = (functional.silu(linear(x)) for linear in (self.u, self.v, self.z))
         position, seen = positions(past.position, time, reset=reset)
@@ -218,7 +219,7 @@ class FlashGAU(Mixer):
         call, noted = self._memory(x, reset)
         # with the rows of the identity as values, the outputs are the weights
         identity = torch.eye(x.shape[1], dtype=noted["keys"].dtype, device=x.device)
-        values = functional.pad(identity, (0, 0, self.chunk_size, 0)).expand(len(x), -1, -1)
+        values = functional.pad(identity, (0, 0, self.chunk_size, 0)).expand(x.shape[0], -1, -1)
         mixing = self._near(noted["Q"], noted["keys"], values, noted["position"]).abs()
         if call is not None and (late := inspection.token_mixing(call)) is not None:
             # values enter S late by C steps

@@ -123,7 +123,7 @@ class GatedDeltaProduct(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Decay, decay=decay)
-        at_least(1, n_heads=n_heads, or_none=True)
+        at_least(1, n_heads=n_heads, d_qk=d_qk, or_none=True)
         at_least(1, most=COUNT, n_householder=n_householder, cure="The paper's models have 2 to 4.")
         positive(norm_eps=norm_eps, cure="The released code has 1e-5.")
         if d_qk is None:

@@ -98,7 +98,7 @@ class GRUD(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last state (b, d_model); with `missing`, (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         n = self.d_model // 2 if self.missing else 1
         weights = [matrix(self.U, self.d_model, x.device), *affine_map(self.gamma, n, x.device)]
         if self.missing:

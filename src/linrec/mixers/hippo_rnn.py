@@ -148,7 +148,7 @@ class HiPPORNN(Mixer):
         """Return h, and a `HiPPOState`."""
         # here, since `unhandled` hides the handler that splits time
         refuse_split_time("hippo_rnn")
-        h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
+        h, c, steps = self.init_state(x.shape[0], device=x.device) if state is None else state
         dtype, d = c.dtype, self.d_model
         # L_z and the maps of the gate side by side, split into columns for x and for the rest
         maps = [affine_map(part, self.seen, x.device, kind=kind) for part, kind in self._maps()]

@@ -132,7 +132,7 @@ class Hyena(Mixer):
     ) -> None:
         super().__init__(d_model)
         at_least(1 if first_filter else 2, most=COUNT, order=order, cure="There must be a filter.")
-        at_least(1, d_filter=d_filter, n_bands=n_bands)
+        at_least(1, length=length, d_filter=d_filter, n_bands=n_bands)
         at_least(1, most=COUNT, filter_depth=filter_depth)
         positive(std=std, out_std=out_std, or_none=True, cure="The authors' is 0.02.")
         divisor("d_model", d_model, n_heads=n_heads)
@@ -207,7 +207,7 @@ class Hyena(Mixer):
         time = x.shape[1]
         steps = torch.arange(time, device=x.device)
         apart = steps[:, None] - steps
-        seen = (apart >= 0).expand(len(x), 1, time, time)
+        seen = (apart >= 0).expand(x.shape[0], 1, time, time)
         if reset is not None:
             document = documents(reset)
             seen = seen & (document[:, :, None] == document[:, None])[:, None]

@@ -121,7 +121,7 @@ class InfiniAttention(SegmentMixer):
         self.v = nn.Linear(d_model, width, bias=False)
         self.sigma = ELU(self.d_head)
         self.rotary = Rotary(self.d_head, base=rotary_base) if positions == "rotary" else None
-        self.beta = nn.Parameter(torch.full((self.n_heads,), gate_init))
+        self.beta = nn.Parameter(torch.full((self.n_heads,), float(gate_init)))
         mark(self, "beta", group="channel", weight_decay=False, float32=True)
         self.out = nn.Linear(width, d_model, bias=False)
 

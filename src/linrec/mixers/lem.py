@@ -72,7 +72,7 @@ class LEM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         weights = matrix(self.W, self.d_model, x.device), matrix(self.W_y, self.d_model, x.device)
         zy, state = nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
         return zy[..., self.d_model :], state

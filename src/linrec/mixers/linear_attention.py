@@ -204,7 +204,7 @@ class LinearAttention(Mixer):
             refuse_split_time("linear_attention with exponential features")
             (c_q, e_q), (c_k, e_k) = self.phi.logarithms(q), self.phi.logarithms(k)
             if state is None:
-                largest = torch.full((len(x), self.n_heads, self.d_turned), -torch.inf, **like)
+                largest = torch.full((x.shape[0], self.n_heads, self.d_turned), -torch.inf, **like)
             else:
                 sums, largest = state
             # features that turn together fade together

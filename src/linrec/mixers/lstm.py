@@ -66,7 +66,7 @@ class LSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and s, joined (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         return run_torch_rnn(self.rnn, self._cell, x, start, reset, self.mode)
 
     @staticmethod

@@ -91,7 +91,7 @@ class LTC(Mixer):
         c, g, w = map(functional.softplus, (self.c, self.g, self.w))
         parameters = c, g, self.L, w, self.sigma, self.mu, self.E
         inputs = beside_times(self.scale[0] * x + self.offset[0], dt)
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         v, state = nonlinear_scan(self._cell, inputs, parameters, state=start, reset=reset, mode=self.mode)
         return (self.scale[1] * v + self.offset[1]).to(x.dtype), state
 

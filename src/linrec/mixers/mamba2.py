@@ -139,7 +139,8 @@ class Mamba2(Mixer):
         choice(Skip, D=D)
         choice(OutputNorm, output_norm=output_norm)
         at_least(1, d_state=d_state, cure="The paper's layer has 128.")
-        at_least(0, out_scale=out_scale)
+        at_least(1, expand=expand)
+        at_least(0, out_scale=out_scale, norm_eps=norm_eps)
         span(0, math.inf, A_init=A_init)
         require(
             dt_limit is None or 0 <= dt_limit[0] <= dt_limit[1],

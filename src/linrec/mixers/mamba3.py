@@ -160,6 +160,7 @@ class Mamba3(Mixer):
         choice(Biases, biases=biases)
         choice(OutputNorm, output_norm=output_norm)
         at_least(1, d_state=d_state, cure="The paper's layer has 128.")
+        at_least(1, expand=expand)
         at_least(0, norm_eps=norm_eps, A_floor=A_floor, dt_floor=dt_floor)
         span(-math.inf, math.inf, bias_init=bias_init)
         d_inner = expand * d_model

@@ -183,7 +183,7 @@ class Mega(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y less x, and a `MegaState`."""
         refuse_split_time("mega")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         skipped, x = x, self.norm(x)
         averaged, h = x, past.h
         if self.average is not None:

@@ -97,7 +97,7 @@ class NeuralWaveMachine(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         zy, state = nonlinear_scan(self._cell, self.V(x), self.w, state=start, reset=reset, mode=self.mode)
         return zy[..., self.d_model :], state
 

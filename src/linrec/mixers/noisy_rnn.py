@@ -98,7 +98,7 @@ class NoisyRNN(SkewFieldMixer):
             self._cell,
             torch.stack(inputs, 2),
             (*self.matrices(), self.d),
-            state=self.init_state(len(x), device=x.device) if state is None else state,
+            state=self.init_state(x.shape[0], device=x.device) if state is None else state,
             reset=reset,
             mode=self.mode,
         )

@@ -98,7 +98,7 @@ class OdeFastWeights(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return y, and the last W (b, n_heads, d_head^2), row by row."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         inputs = beside_times(self.kvb(x), dt)
         W, state = nonlinear_scan(self._cell, inputs, state=start, reset=reset, mode=self.mode)
         q = self.q(x).unflatten(-1, (self.n_heads, self.d_head)).softmax(-1).to(W.dtype)

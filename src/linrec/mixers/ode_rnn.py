@@ -111,7 +111,7 @@ class OdeRNN(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         weights = [matrix(self.U, self.d_model, x.device)]
         for layer, width in zip(self.f, self.widths, strict=False):
             weights += affine_map(layer, width, x.device)

@@ -66,7 +66,7 @@ class OnLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and c, joined (b, 2 d_model)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         U, c = affine_map(self.U, self.d_model, x.device)
         hc, state = nonlinear_scan(self._cell, self.W(x) + c, U, state=start, reset=reset, mode=self.mode)
         return hc[..., : self.d_model], state

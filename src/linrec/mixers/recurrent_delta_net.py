@@ -142,7 +142,7 @@ class RecurrentDeltaNet(Mixer):
         """Return y, and a `RecurrentDeltaState`."""
         # here, so that the error names this mixer rather than `delta_rule`
         refuse_split_time("recurrent_delta_net")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         if self.is_rnn:
             return self._delta_rnn(x, past, reset)
         R = self.R.to(past.W.dtype)

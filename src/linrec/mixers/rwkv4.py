@@ -139,7 +139,7 @@ class RWKV4(Mixer):
         """Return y, and an `RWKV4State`."""
         # the largest exponent so far is over the steps of all processes
         refuse_split_time("rwkv4")
-        state = self.init_state(len(x), device=x.device) if state is None else state
+        state = self.init_state(x.shape[0], device=x.device) if state is None else state
         x_r = x_k = x_v = x
         last = None
         if self.token_shift:

@@ -148,7 +148,7 @@ class SLSTM(Mixer):
         """Return y, and an `SLSTMState`."""
         # here, so that the error names this mixer rather than the convolution
         refuse_split_time("slstm")
-        tail, *past = self.init_state(len(x), device=x.device) if state is None else state
+        tail, *past = self.init_state(x.shape[0], device=x.device) if state is None else state
         filtered, tail = self.conv(x, tail, reset=reset)
         W_x = torch.stack([self.i(filtered), self.f(filtered), self.z(x), self.o(x)], 2)
         W_x = W_x + self.bias.to(W_x.dtype).unflatten(0, (4, -1))

@@ -97,7 +97,7 @@ class SRWM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and W_t - W_0, transposed (b, h, d, rows)."""
-        change = self.init_state(len(x), device=x.device) if state is None else state
+        change = self.init_state(x.shape[0], device=x.device) if state is None else state
         W_0 = self.W.to(change.dtype)
         inputs = x.to(W_0.dtype).unflatten(-1, (self.n_heads, 1, self.d_head))
         if self.input_softmax:

@@ -102,12 +102,12 @@ class TARNN(Mixer):
             nn.init.normal_(weight, std=0.1)
         nn.init.zeros_(self.W_1.bias)
         nn.init.constant_(self.W_s.bias, 0.0 if gate_inside else -3.0)
-        self.a = nn.Parameter(torch.full((n_steps,), a_init))
+        self.a = nn.Parameter(torch.full((n_steps,), float(a_init)))
         mark(self, "a", float32=True)
 
     def mix(self, x: Tensor, state: TARNNState | None, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and x."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         before, last = token_shift(x, start.x, reset=reset)
         inputs = torch.cat([self.W_s(x), self.W_1(x) + self.W_2(before), self.B_1(x)], -1)
         weights = [

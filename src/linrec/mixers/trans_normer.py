@@ -162,7 +162,7 @@ class TransNormer(Mixer):
         q, k, v = (part.unflatten(-1, heads) for part in qkv)
         theta = None if self.theta is None else self.theta.to(self.state_dtype)
         if self.blocks is not None:
-            past = self.init_state(len(x), device=x.device) if state is None else state
+            past = self.init_state(x.shape[0], device=x.device) if state is None else state
             o, state = block_attention(q, k, v, theta, block_size=self.blocks, state=past, reset=reset)
             o = o.flatten(-2)
         else:

@@ -100,7 +100,7 @@ class UnICORNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y (b, d_model, 2)."""
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         step = self.dt * torch.sigmoid(self.c)
         Vx = self.V(x)
         if self.reversible and not torch.compiler.is_compiling():

@@ -107,7 +107,7 @@ class WaveRNN(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         weights = self._kernel(x.device)
-        start = self.init_state(len(x), device=x.device) if state is None else state
+        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         return nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
 
     def _cell(self, h: Tensor, Vx: Tensor, u: Tensor, b: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import draw, projected
 from linrec.ops.gate_loop import normalized_gate_loop
 from linrec.ops.inspection import note
+from linrec.rules import at_least
 
 __all__ = ["XLSTM7B", "XLSTM7BState"]
 
@@ -108,6 +109,7 @@ class XLSTM7B(Mixer):
         super().__init__(d_model)
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
+        at_least(0, norm_eps=norm_eps)
         n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
         self.n_heads, self.d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
 

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
+from linrec.nn.mixer import checked_output
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
 from linrec.trees import Tree
@@ -103,7 +104,10 @@ class Block(nn.Module):
         over: dict[str, Tensor | None] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
         carries = isinstance(self.channel_mixing, Mixer)
         over_time, over_channels = state if carries and state is not None else (state, None)
-        y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, **over)
+        # a sum would broadcast another shape
+        y, over_time = checked_output(
+            self.mixer, self.mixer(self._before(self.mixer_norm, x), over_time, **over), x
+        )
         x = self._after(self.mixer_norm, x, y)
         if self.reading is not None:
             x = self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))

@@ -83,9 +83,9 @@ class Directions(Mixer):
         """Return None: there is no state."""
 
     @property
-    def state_size(self) -> int:
-        """0: there is no state."""
-        return 0
+    def is_causal(self) -> bool:
+        """False: every output depends on the whole input."""
+        return False
 
     @classmethod
     def share(cls, layers: "Sequence[Directions]") -> None:

@@ -285,10 +285,9 @@ class LanguageModel(RestoredModule):
         for name, mixer in zip(self.config.mixer_pattern, self.mixers, strict=False):
             require(
                 mixer.is_causal == causal,
-                f"`mixer` must {'have' if causal else 'not have'} a state with `memory.form` = "
-                f"{self.config.memory.form!r}; {name!r} {'has none' if causal else 'has one'}. Use causal "
-                "mixers in a decoder, and mixers that see the future, such as attention with `causal=False`, "
-                "in an encoder.",
+                f"`mixer` must {'' if causal else 'not '}be causal with `memory.form` = "
+                f"{self.config.memory.form!r}; {name!r} is{' not' if causal else ''}. Use causal mixers in a "
+                "decoder, and mixers that see later steps, as attention with `causal=False`, in an encoder.",
             )
 
     @staticmethod

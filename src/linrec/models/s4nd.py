@@ -186,6 +186,6 @@ class S4ND(Mixer):
         """Return None: there is no state."""
 
     @property
-    def state_size(self) -> int:
-        """0: there is no state."""
-        return 0
+    def is_causal(self) -> bool:
+        """False: images have no order."""
+        return False

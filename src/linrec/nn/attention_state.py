@@ -30,4 +30,4 @@ class AttentionState(NamedTuple):
     @classmethod
     def first(cls, cache: AttentionCache) -> "AttentionState":
         """Return the state at position 0 from an empty cache."""
-        return cls(cache, torch.zeros(len(cache.k), dtype=torch.int64, device=cache.k.device))
+        return cls(cache, torch.zeros(cache.k.shape[0], dtype=torch.int64, device=cache.k.device))

@@ -132,7 +132,7 @@ class MostUsed(nn.Module):
         """Return the chosen steps; steps that are not alive come last in the choice."""
         given = usage().masked_fill(~old.alive, -1)
         place = given.topk(given.shape[1] // self.rate, 1).indices.sort(1).values
-        rows = torch.arange(len(place), device=place.device)[:, None]
+        rows = torch.arange(place.shape[0], device=place.device)[:, None]
         return PastSteps(*(part[rows, place] for part in old))
 
 

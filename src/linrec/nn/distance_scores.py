@@ -151,7 +151,7 @@ def attention_received(
     """
     # values that make the output the weights
     one_hot = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)[:, keys]
-    values = one_hot[None, :, None].expand(len(k), -1, k.shape[2], -1)
+    values = one_hot[None, :, None].expand(k.shape[0], -1, k.shape[2], -1)
     return distance_attention(q, k, values, visible, distance, biases).mean(2).sum(1)
 
 

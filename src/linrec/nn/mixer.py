@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from linrec.nn.float32 import Float32Module, tensor_options
 from linrec.ops import inspection
 from linrec.ops.core.call import Call, recording
 from linrec.ops.core.checks import visible
+from linrec.rules import at_least, typed
 from linrec.trees import leaves
 
 __all__ = ["Mixer", "State", "Transitions"]
@@ -80,10 +82,16 @@ class Mixer(Float32Module, ABC):
     own_norm: bool = False
     segment_length: int | None = None
 
+    def __new__(cls: type[M], *args: Any, **arguments: Any) -> M:
+        """Check the arguments against the annotations of `__init__`, before it reads them."""
+        start = cls.__init__
+        # copies are made without arguments
+        typed(start.__annotations__, **signature(start).bind_partial(None, *args, **arguments).arguments)
+        return super().__new__(cls)
+
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
+        at_least(1, d_model=d_model)
         self.d_model = d_model
         # what the last state was checked against: batch and precision of the call, and `init_state` of them
         self._start: tuple[tuple[Any, ...], State] | None = None
@@ -115,7 +123,7 @@ class Mixer(Float32Module, ABC):
         if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
-        return mix(x, state, reset) if dt is None else mix(x, state, reset, dt)
+        return checked_output(self, mix(x, state, reset) if dt is None else mix(x, state, reset, dt), x)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -151,8 +159,12 @@ class Mixer(Float32Module, ABC):
 
     @property
     def is_causal(self) -> bool:
-        """Whether no step depends on later steps; a mixer that sees later steps has no state."""
-        return self.state_size > 0
+        """Whether no step depends on later steps; a class or its arguments say so where a step does.
+
+        `linrec train` and `linrec.testing.check_mixer` check it. A causal mixer without a state, which sees a
+        step alone, has None as its state.
+        """
+        return True
 
     def factory_kwargs(
         self, device: torch.device | str | None = None, *, is_complex: bool = False
@@ -236,6 +248,8 @@ class Mixer(Float32Module, ABC):
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
             dt: must be (batch, time) of a real floating dtype, or None; None for mixers without `takes_dt`.
         """
+        if not isinstance(x, Tensor):
+            raise _no_tensor("x", x)
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(
                 f"`x` must have shape (batch, time, d_model) = (batch, time, {self.d_model}); "
@@ -243,6 +257,13 @@ class Mixer(Float32Module, ABC):
             )
         if not x.is_floating_point():
             raise TypeError(f"`x` must be of a real floating dtype; got {x.dtype}. Embed tokens first.")
+        if x.dtype == torch.float64 != (weights := next(self.parameters(), x).dtype):
+            raise TypeError(
+                f"`x` must have the dtype of the weights of {type(self).__name__}, {weights}; got {x.dtype}. "
+                f"Pass `x.to({weights})`, or call `.double()` of the mixer."
+            )
+        if reset is not None and not isinstance(reset, Tensor):
+            raise _no_tensor("reset", reset)
         if reset is not None and reset.shape != x.shape[:2]:
             raise ValueError(
                 f"`reset` must have shape (batch, time) = {tuple(x.shape[:2])}; got {tuple(reset.shape)}. "
@@ -260,6 +281,8 @@ class Mixer(Float32Module, ABC):
                 f"`dt` must be None for {type(self).__name__}, whose steps have equal lengths; got a tensor. "
                 f"Use a mixer that takes times ({', '.join(_timed())}), or make the time a feature of `x`."
             )
+        if not isinstance(dt, Tensor):
+            raise _no_tensor("dt", dt)
         if dt.shape != x.shape[:2]:
             raise ValueError(
                 f"`dt` must have shape (batch, time) = {tuple(x.shape[:2])}; got {tuple(dt.shape)}. "
@@ -285,17 +308,57 @@ class Mixer(Float32Module, ABC):
         call = len(x), x.dtype, cast
         # streams check the same structure at every step
         known = self._start
-        if known is not None and known[0] == call and _fits(state, known[1]):
+        if known is not None and known[0] == call and fits(state, known[1]):
             return known[1]
         # made again for another call, or after a part of the mixer was replaced
-        start = _cast(self.init_state(len(x), device="meta"), self.init_state(0, device=x.device))
+        start = self.init_state(len(x), device="meta")
+        if not is_state(start):
+            raise TypeError(
+                f"`init_state` of {type(self).__name__} must return a tensor, None, or a tuple of such; got "
+                f"{_form(start)}."
+            )
+        start = _cast(start, self.init_state(0, device=x.device))
         self._start = call, start
-        if not _fits(state, start):
+        if not fits(state, start):
             raise ValueError(
                 f"`state` must be that of {type(self).__name__} for these rows, {_form(start)}, where sizes "
                 f"of 0 may have grown; got {_form(state)}. Pass the state of the previous call, or None."
             )
         return start
+
+
+def checked_output(mixer: nn.Module, result: Any, x: Tensor) -> tuple[Tensor, State]:
+    """Return (y, state) of a mixer; raise unless y is a tensor of the shape of x: others might broadcast."""
+    # within a graph, shapes of an output would become conditions
+    if torch.compiler.is_compiling():
+        return result
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)):
+        raise TypeError(f"{type(mixer).__name__} must return (y, state), y a tensor; got {_form(result)}.")
+    if result[0].shape != x.shape:
+        raise ValueError(
+            f"y of {type(mixer).__name__} must have the shape of `x`, {tuple(x.shape)}; got "
+            f"{tuple(result[0].shape)}."
+        )
+    return result
+
+
+def _no_tensor(name: str, value: object) -> TypeError:
+    return TypeError(
+        f"`{name}` must be a tensor; got a value of type {type(value).__name__}. Pass "
+        f"`torch.as_tensor({name})`."
+    )
+
+
+def is_state(state: Any) -> bool:
+    """Return whether a state is a tensor, None, or a tuple of states, which may be named.
+
+    Example:
+        >>> is_state((torch.zeros(2), None)), is_state([torch.zeros(2)]), is_state((torch.zeros(2), 3))
+        (True, False, False)
+    """
+    if isinstance(state, tuple):
+        return all(map(is_state, state))
+    return state is None or isinstance(state, Tensor)
 
 
 def _timed() -> list[str]:
@@ -306,7 +369,8 @@ def _timed() -> list[str]:
     return [name for name in mixers.names() if mixers.get(name).takes_dt]
 
 
-def _fits(state: State, start: State) -> bool:
+def fits(state: State, start: State) -> bool:
+    """Return whether a state has the structure and the sizes of `start`, where sizes of 0 may have grown."""
     if start is None:
         # a cache may hold more than it starts with
         return state is None or isinstance(state, Tensor)
@@ -323,7 +387,8 @@ def _fits(state: State, start: State) -> bool:
             and found[:1] == expected[:1]
             and all(size in (n, 0) for n, size in zip(found[1:], expected[1:], strict=True))
         )
-    return type(state) is type(start) and len(state) == len(start) and all(map(_fits, state, start))
+    same = isinstance(start, tuple) and type(state) is type(start) and len(state) == len(start)
+    return same and all(map(fits, state, start))
 
 
 def _cast(state: State, start: State) -> State:
@@ -344,4 +409,4 @@ def _form(state: State) -> str:
     if isinstance(state, tuple):
         name = "" if type(state) is tuple else type(state).__name__
         return f"{name}({', '.join(_form(part) for part in state)})"
-    return "None" if state is None else f"a {type(state).__name__}"
+    return "None" if state is None else f"a value of type {type(state).__name__}"

@@ -55,11 +55,13 @@ class Rotary(nn.Module):
         self.d_turned = int(d_head * fraction)
         if not 0 < fraction <= 1 or self.d_turned < 2 or self.d_turned % 2:
             raise ValueError(
-                "`fraction` of rotary positions must be in (0, 1] and leave a positive even number of the "
-                f"{d_head} channels to turn; got {fraction}. Try 0.5."
+                "`fraction` (`rotary_fraction` of mixers) must be in (0, 1] and leave a positive even number "
+                f"of the {d_head} channels to turn; got {fraction}. Try 0.5."
             )
         if base <= 0:
-            raise ValueError(f"`base` of rotary positions must be positive; got {base}. RoFormer's is 10000.")
+            raise ValueError(
+                f"`base` (`rotary_base` of mixers) must be positive; got {base}. RoFormer's is 10000."
+            )
         self.d_head, self.base = d_head, base
 
     def forward(

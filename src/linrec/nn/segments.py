@@ -83,7 +83,7 @@ class Sight(NamedTuple):
             window: the most steps that a step sees, with its own; None has no limit.
         """
         steps = _causal(0, time, alive.device)[None] if self.steps is None else self.steps
-        seen = torch.cat([self.of_memory(alive, time), steps.expand(len(alive), -1, -1)], -1)
+        seen = torch.cat([self.of_memory(alive, time), steps.expand(alive.shape[0], -1, -1)], -1)
         return seen if window is None else seen.triu(seen.shape[-1] - time - window + 1)
 
 
@@ -122,7 +122,7 @@ def first_state(memory: Tree, segment: Tree, *, length: int, position: int = 0) 
         (torch.Size([2, 2, 3]), [[False, False], [False, False]])
     """
     require(position >= 0, f"`position` must be at least 0; got {position}. Count from the stream's start.")
-    batch, device, steps = len(leaves(segment)[0]), leaves(segment)[0].device, position % length
+    batch, device, steps = leaves(segment)[0].shape[0], leaves(segment)[0].device, position % length
     segment = map_tree(lambda x: x.new_zeros(batch, steps, *x.shape[2:]), segment)
     alive = torch.zeros(batch, steps, dtype=torch.bool, device=device)
     return SegmentState(memory, segment, alive, torch.full((batch,), position, device=device))
@@ -296,7 +296,7 @@ def _piece(
 def _written(write: Write, given: Iterator[Tensor], state: SegmentState) -> tuple[Tree, Tree]:
     """Return the next memory and an empty segment."""
     # a view would keep the memory of the steps
-    empty = map_tree(lambda part: part.new_zeros(len(part), 0, *part.shape[2:]), state.segment)
+    empty = map_tree(lambda part: part.new_zeros(part.shape[0], 0, *part.shape[2:]), state.segment)
     more = next(given, None)
     return write(state.memory, state.segment, state.alive, *(() if more is None else (more,))), empty
 
@@ -310,7 +310,7 @@ def _finished(finish: Finish, state: SegmentState, length: int, detach: Detach) 
         # by rows, because a look at the values would wait for the device
         cut = state.position // length % detach == 0
         memory = chosen(cut, map_tree(Tensor.detach, memory), memory)
-    return SegmentState(memory, segment, state.alive.new_zeros(len(state.alive), 0), state.position)
+    return SegmentState(memory, segment, state.alive.new_zeros(state.alive.shape[0], 0), state.position)
 
 
 def _causal(steps: int, time: int, device: torch.device) -> Tensor:

@@ -127,8 +127,8 @@ def windowed_weights(
     t, s = k.shape[1], w.shape[-1]
     step = torch.arange(t, device=k.device)
     age = step[:, None] - step
-    pairs = w.flip(-1).expand(len(k), t, -1, -1).mT
-    index = age.clamp(0, s - 1)[None, ..., None].expand(len(k), -1, -1, pairs.shape[-1])
+    pairs = w.flip(-1).expand(k.shape[0], t, -1, -1).mT
+    index = age.clamp(0, s - 1)[None, ..., None].expand(k.shape[0], -1, -1, pairs.shape[-1])
     bias = pairs.gather(2, index).masked_fill((age >= s)[..., None], 0)
     hidden = (age < 0) | (age > position[..., None])
     return (k[:, None] + bias).masked_fill(hidden[..., None], -torch.inf).softmax(2)
@@ -157,7 +157,7 @@ def window_biases(
         tensor([[[1., 2.],
                  [2., 3.]]])
     """
-    windows, last = Windows(position.shape[1], size), len(u) - 1
+    windows, last = Windows(position.shape[1], size), u.shape[0] - 1
     before = seen[:, None] + torch.arange(-size, 0, device=seen.device)
     seen_from = torch.cat([before, position], 1).clamp(0, last)
     with without_autocast(u.device.type):

@@ -42,6 +42,8 @@ from linrec.testing.suites import (
     check_init_state,
     check_mixer,
     check_operator,
+    check_outputs,
+    check_promises,
     check_state_dict,
     check_times,
 )
@@ -71,6 +73,8 @@ __all__ = [
     "check_layout",
     "check_mixer",
     "check_operator",
+    "check_outputs",
+    "check_promises",
     "check_reset",
     "check_split",
     "check_stability",

@@ -1,6 +1,7 @@
 """All laws for a mixer, and the agreement of an operator with its float64 reference."""
 
 import copy
+import inspect
 import io
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.mixer import Mixer, State, checked_output, fits, is_state
 from linrec.testing import laws
 from linrec.testing.draws import generator
 from linrec.testing.fakes import CheckFakeKernels
@@ -23,6 +24,8 @@ __all__ = [
     "check_init_state",
     "check_mixer",
     "check_operator",
+    "check_outputs",
+    "check_promises",
     "check_state_dict",
     "check_times",
 ]
@@ -58,10 +61,12 @@ def check_mixer(
     parameter = next(mixer.parameters())
     shape = (batch, time, mixer.d_model)
     x = torch.randn(shape, generator=generator(seed), dtype=torch.float64).to(parameter)
+    check_outputs(mixer, x)
+    # first, because splits fail too where steps see later steps
+    laws.check_causality(mixer, x)
     check_init_state(mixer, x)
     laws.check_split(mixer, x)
     laws.check_steps(mixer, x)
-    laws.check_causality(mixer, x)
     laws.check_batch_independence(mixer, x)
     laws.check_reset(mixer, x)
     laws.check_isolation(mixer, x)
@@ -77,6 +82,98 @@ def check_mixer(
     x = 30 * torch.randn(1, long, mixer.d_model, generator=generator(seed)).to(parameter.device)
     laws.check_stability(copy.deepcopy(mixer).float(), x)
     laws.check_stability(copy.deepcopy(mixer).bfloat16(), x.bfloat16())
+
+
+def check_promises(mixer: Mixer, *, batch: int = 2, time: int = 9, seed: int = 0) -> None:
+    """Check the laws that training relies on, in well under a second: outputs, causality, rows and splits.
+
+    `linrec train` and `linrec bench` check mixers from outside of linrec with it. Causality is checked in
+    training mode too, with equal random numbers. Mixers that say that they see later steps
+    (`Mixer.is_causal`) skip causality and splits.
+
+    Args:
+        mixer: the mixer, in full precision, on any device.
+        batch: batch size of the inputs.
+        time: number of steps of the inputs.
+        seed: random seed of the inputs, and of dropout.
+
+    Raises:
+        AssertionError: a law does not hold; the message begins with the law's name.
+
+    Example:
+        >>> from linrec import mixers
+        >>> check_promises(mixers.build("gate_loop", 4))
+    """
+    parameter = next(mixer.parameters())
+    x = torch.randn(batch, time, mixer.d_model, generator=generator(seed), dtype=torch.float64).to(parameter)
+    devices = [parameter.device] if parameter.is_cuda else []
+
+    def drawn(x: Tensor, state: State = None, **arguments: Any) -> tuple[Tensor, State]:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            return mixer(x, state, **arguments)
+
+    checks: list[tuple[str, Any, bool]] = [("outputs", lambda _, x: check_outputs(mixer, x), False)]
+    if mixer.is_causal:
+        checks.append(("causality", laws.check_causality, False))
+        checks.append(("causality in training", laws.check_causality, True))
+    checks.append(("independent batch rows", laws.check_batch_independence, False))
+    if mixer.is_causal:
+        checks.append(("splits", laws.check_split, False))
+    for law, check, training in checks:
+        mixer.train(training)
+        try:
+            # nothing agrees with NaN; whether training diverges is for training to tell
+            if law == "outputs" or drawn(x)[0].isfinite().all():
+                check(drawn, x)
+        except AssertionError as error:
+            raise AssertionError(f"{law}: {error}") from error
+
+
+def check_outputs(mixer: Mixer, x: Tensor) -> None:
+    """Check that a mixer returns (y, state), y like `x` and the state like `init_state`, and keeps neither.
+
+    A call must not change the results of an earlier call, nor depend on it.
+
+    Args:
+        mixer: the mixer.
+        x: inputs (b, t, d_model), at least two steps.
+    """
+    name = type(mixer).__name__
+    try:
+        inspect.signature(mixer.forward).bind(x, None, reset=None)
+        inspect.signature(mixer.mix).bind(x, None, None)
+    except TypeError as error:
+        raise AssertionError(
+            f"{name} must define `mix(x, state, reset)` or `forward(x, state=None, *, reset=None)`; {error}"
+        ) from error
+    try:
+        y, state = checked_output(mixer, mixer(x), x)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(str(error)) from error
+    if y.dtype != x.dtype:
+        raise AssertionError(f"y of {name} must have the dtype of `x`, {x.dtype}; got {y.dtype}")
+    try:
+        start = mixer.init_state(len(x))
+    except NotImplementedError:
+        start = state
+    for what, tree in (("the state", state), ("`init_state`", start)):
+        if not is_state(tree):
+            got = " ".join(repr(tree).split())
+            raise AssertionError(
+                f"{what} of {name} must be a tensor, None, or a tuple of such; got {got:.80}"
+            )
+    if not fits(state, start):
+        shapes = (map_tree(lambda part: tuple(part.shape), tree) for tree in (start, state))
+        raise AssertionError(
+            "the state of {} must have the shapes of `init_state`, {}; got {}".format(name, *shapes)
+        )
+    kept = map_tree(Tensor.clone, (y, state))
+    mixer(1 - x, state)
+    if not y.isfinite().all():
+        return
+    assert_agree((y, state), kept, f"results of {name} after a later call, which must not change them")
+    assert_agree(mixer(x), kept, f"results of {name} after a call with other inputs, against those before it")
 
 
 def check_times(mixer: Mixer, x: Tensor, *, seed: int = 1) -> None:

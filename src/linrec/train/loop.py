@@ -1,5 +1,6 @@
 """The training loop."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -186,6 +187,7 @@ def _fit(
     model = _build(config.model)
     if init is not None:
         _start_from(init, model)
+    _check_promises(model, device)
     if isinstance(model, LanguageModel):
         _check_causal(task, model)
         if loop.carry_state:
@@ -426,6 +428,29 @@ def _check_times(task: Task, config: ModelConfig | SequenceClassifierConfig) -> 
             f"`with_dt` of the task needs mixers that take irregular steps; {others[0]!r} does not. Leave "
             "--task.with-dt out: the time is a feature too."
         )
+
+
+def _check_promises(model: nn.Module, device: torch.device) -> None:
+    """Raise ConfigError if a mixer from outside of linrec breaks a law that training relies on."""
+    outside = {type(part): part for part in model.modules() if isinstance(part, mixers.Mixer)}
+    for kind, mixer in outside.items():
+        if kind.__module__.partition(".")[0] == "linrec":
+            continue
+        # the import takes a while, and few runs need it
+        from linrec.testing import check_promises
+
+        try:
+            # in full precision, whatever the run's is
+            with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+                check_promises(copy.deepcopy(mixer).to(device))
+        except AssertionError as error:
+            raise ConfigError(
+                f"the mixer {kind.__module__}:{kind.__name__} breaks the law of {str(error).splitlines()[0]} "
+                "`linrec.testing.check_mixer` checks all laws."
+            ) from error
+        except Exception:
+            # as of a kernel that takes half precision alone; if training fails too, it tells the reason
+            continue
 
 
 def _check_causal(task: Task, model: LanguageModel) -> None:

@@ -71,11 +71,11 @@ def build(name: str, d_head: int, **arguments: Any) -> FeatureMap:
         24
     """
     if name not in _MAPS:
-        raise unknown("feature map", name, names())
+        raise unknown("`feature_map`", name, names())
     known = [p.name for p in inspect.signature(_MAPS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for argument in arguments:
         if argument not in known:
-            raise unknown(f"argument of feature map {name!r} called", argument, known)
+            raise unknown(f"argument `{argument}` of feature map {name!r}:", argument, known)
     return _MAPS[name](d_head, **arguments)
 
 

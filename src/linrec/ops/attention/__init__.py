@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from linrec.errors import unknown
 from linrec.ops.attention.cache import (
@@ -25,6 +26,7 @@ from linrec.ops.core.call import Operator, Space, documented, zeros_of
 from linrec.ops.core.checks import check_shape, name_of
 from linrec.ops.core.precision import accumulation, real_dtype
 from linrec.ops.gate_loop.inputs import check_queries_and_keys, check_values
+from linrec.rules import positive, typed
 
 __all__ = [
     "OPERATORS",
@@ -65,6 +67,11 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
         got = f"got {name_of(dtype)}. `gate_loop_attention` takes complex queries and keys."
         raise TypeError(f"`{name}` must be real; {got}")
     check_options(given.window, given.dropout)
+    if not is_compiling():
+        typed({"scale": float | None}, scale=given.scale)
+    if given.function == "softmax":
+        # torch scales the scores of hidden steps, which are -inf
+        positive(scale=given.scale, or_none=True)
     if given.function not in functions:
         raise unknown("`function`", given.function, functions)
     if not given.causal and state is not None:

@@ -73,7 +73,7 @@ def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
     """Raise ValueError for an unknown mode; the message gives the nearest mode."""
     modes = ["auto", *dict.fromkeys(entry.mode for entry in backends)]
     if mode not in modes:
-        raise unknown(f"mode of `{op_name}` called", mode, modes)
+        raise unknown(f"`mode` of `{op_name}` called", mode, modes)
 
 
 def choose(
@@ -131,7 +131,7 @@ def _refused(
     check_mode(op_name, backends, mode)
     names = list(dict.fromkeys(entry.name for entry in backends))
     if backend not in ("auto", *names):
-        raise unknown(f"backend of `{op_name}` called", backend, ["auto", *names])
+        raise unknown(f"`backend` of `{op_name}` called", backend, ["auto", *names])
     matching = [
         entry for entry in backends if mode in ("auto", entry.mode) and backend in ("auto", entry.name)
     ]

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
-from linrec.ops.core.checks import check_reset, check_state, check_tensors, tensor_fields
+from linrec.ops.core.checks import check_reset, check_state, check_tensors, option_fields, tensor_fields
 from linrec.ops.core.precision import widened, without_autocast
+from linrec.rules import typed
 from linrec.trees import leaves, map_tree
 
 Result = tuple[Any, Any]
@@ -65,7 +66,7 @@ class Operator:
     empty: Callable[..., Any] = torch.zeros
 
     def __post_init__(self) -> None:
-        self._tensors = tensor_fields(self.inputs)
+        self._tensors, self._options = tensor_fields(self.inputs), option_fields(self.inputs)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -107,6 +108,9 @@ class Operator:
 
     def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
         """Run the operator on its arguments, and return y and the state."""
+        # a graph's numbers may be symbols
+        if self._options and not torch.compiler.is_compiling():
+            typed(self._options, **{name: getattr(inputs, name) for name in self._options})
         sequence = check_tensors(inputs, self._tensors, self.sequence)
         # not every operation takes a lazy conjugate, least of all under vmap; a compiler cannot ask for it
         if any(isinstance(x, Tensor) and x.is_complex() for x in inputs):

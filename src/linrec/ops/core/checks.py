@@ -1,7 +1,7 @@
 """Checks of arguments. An error names the argument, the expected value, the actual value and a cure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -31,6 +31,12 @@ def tensor_fields(kind: type) -> list[Field]:
             others = tuple(other for other in kinds if other not in (Tensor, ...))
             fields.append((place, name, (*others, int) if float in others else others))
     return sorted(fields, key=lambda field: len(field[2]))
+
+
+def option_fields(kind: type) -> dict[str, Any]:
+    """Return the types of a named tuple's fields that are numbers, flags or words, by name."""
+    plain, hints = {bool, int, float, str, NoneType}, get_type_hints(kind).items()
+    return {name: hint for name, hint in hints if {*(get_args(hint) or (hint,))} <= plain}
 
 
 def check_tensors(

@@ -176,11 +176,13 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     Returns:
         The gate with four axes that broadcast against `q`, or None.
     """
-    if gate is None or (gate.shape == q.shape and gate.dtype == q.dtype and not q.is_complex()):
-        return gate
-    b, t, h, dk = q.shape
+    if gate is None:
+        return None
     # only shapes of equal length are compared: a program that torch.export makes for all batches and lengths
     # must not compare a batch size with a number of heads
+    if gate.ndim == 4 and gate.shape == q.shape and gate.dtype == q.dtype and not q.is_complex():
+        return gate
+    b, t, h, dk = q.shape
     shape = {1: (h,), 2: (h, dk), 3: (b, t, h), 4: (b, t, h, dk)}.get(gate.ndim)
     per_channel = gate.ndim in (2, 4)
     if shape is None or gate.shape not in ((shape, (*shape[:-1], 1)) if per_channel else (shape,)):

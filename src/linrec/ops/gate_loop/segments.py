@@ -67,7 +67,8 @@ def suffix(gate: MaybeTensor) -> MaybeTensor:
     """Return the sum over m+1..t for each m: from step m to the final state."""
     if gate is None:
         return None
-    later = functional.pad(gate[..., 1:, :], (0, 0, 0, 1))
+    # padded first, because torch.export would ask whether t - 1 steps are one step
+    later = functional.pad(gate, (0, 0, 0, 1))[..., 1:, :]
     return later.flip(-2).cumsum(-2).flip(-2)
 
 
@@ -121,8 +122,9 @@ def matrix(q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None)
         Lower triangular, (..., t, t).
     """
     t = q.shape[-2]
-    if log_decay is None and phase is None:
-        return _leaf(q, k, None, None)
+    # a program for all lengths has no levels, whose number depends on the length
+    if (log_decay is None and phase is None) or (exporting() and isinstance(t, torch.SymInt)):
+        return _leaf(q, k, log_decay, phase)
     count, size = leaves(t)
     q, k = blocked(q, count, size), blocked(k, count, size)
     log_decay, phase = blocked(log_decay, count, size), blocked(phase, count, size)

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.ops.core.checks import check_rates, check_steps
 from linrec.ops.core.precision import real_dtype
+from linrec.rules import choice, positive, typed
 
 Discretization: TypeAlias = Literal["zoh", "bilinear", "euler", "softmax"]
 DISCRETIZATIONS: tuple[Discretization, ...] = ("zoh", "bilinear", "euler", "softmax")
@@ -77,8 +77,11 @@ def discretize_diagonal(
         [0.6, 1.0] [0.4, 0.5]
         [0.5, 1.0] [0.5, 0.5]
     """
-    if method not in DISCRETIZATIONS:
-        raise unknown("discretization", method, DISCRETIZATIONS)
+    choice(DISCRETIZATIONS, method=method)
+    typed({"length": int | None}, length=length)
+    for name, x in (("A", A), ("B", B)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"`{name}` must be a tensor; got {x!r:.40}. Pass `torch.as_tensor({name})`.")
     if (method == "softmax") != (length is not None) or (length is not None and length < 1):
         raise ValueError(
             f'`length` must be the number of taps, at least 1, with `method="softmax"`, else None; '
@@ -86,8 +89,9 @@ def discretize_diagonal(
         )
     if isinstance(dt, Tensor):
         check_steps("dt", dt)
-    elif not dt > 0:
-        raise ValueError(f"`dt` must be a positive time; got {dt}. A step of zero never moves.")
+    else:
+        typed({"dt": float}, dt=dt)
+        positive(dt=dt, cure="A step of zero never moves.")
     if method != "softmax":
         check_rates("A", A)
     z = dt * A

@@ -20,6 +20,7 @@ from linrec.ops.core.kernel import Differentiable, Memory, kernel_op
 from linrec.ops.core.precision import COMPLEX, in_double, real_dtype, without_autocast
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+from linrec.rules import at_least, typed
 
 KERNELS = Kernels("fft.triton")
 TILE = 64
@@ -311,8 +312,10 @@ def vandermonde_kernel(
 
 def made_by(op_name: str, backends: Sequence[Backend], given: Any, backend: str) -> Tensor:
     """Run the chosen backend of a kernel function on a named tuple, whose first field is a tensor."""
-    if given.length < 1:
-        raise ValueError(f"`length` must be at least 1 tap; got {given.length}.")
+    # a graph's length may be a symbol
+    if not torch.compiler.is_compiling():
+        typed({"length": int}, length=given.length)
+    at_least(1, length=given.length)
     device = given[0].device.type
     with without_autocast(device):
         kernel: Tensor = choose(op_name, backends, given, device, "auto", backend).run(given)

@@ -35,8 +35,8 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
             check_dtype("parameters", parameter, allowed, f" beside `x` in {name_of(x.dtype)}")
     if given.state is not None:
         require(
-            given.state.ndim >= 2 and len(given.state) == len(x),
-            f"`state` must have shape (b, .., n) with b = {len(x)}; got {tuple(given.state.shape)}.",
+            given.state.ndim >= 2 and given.state.shape[0] == x.shape[0],
+            f"`state` must have shape (b, .., n) with b = {x.shape[0]}; got {tuple(given.state.shape)}.",
         )
     shape = _steps(given)
     require(

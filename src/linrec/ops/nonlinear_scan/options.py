@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from linrec.rules import at_least, choice, positive
+from linrec.rules import at_least, choice, positive, typed
 
 __all__ = ["OPTIONS", "NewtonOptions", "newton_options"]
 
@@ -24,6 +24,7 @@ class NewtonOptions:
     otherwise: str = "error"
 
     def __post_init__(self) -> None:
+        typed(self.__annotations__, **vars(self))
         positive(tolerance=self.tolerance, or_none=True)
         at_least(1, max_iterations=self.max_iterations, or_none=True)
         positive(damping=self.damping)
