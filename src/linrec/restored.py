@@ -32,15 +32,15 @@ class RestoredModule(nn.Module):
       tensors, they share the last, whose values a copying load would have left, too.
 
     Example:
-        >>> class Halves(RestoredModule):
+        >>> class Share(RestoredModule):
         ...     def __init__(self) -> None:
         ...         super().__init__()
         ...         self.add_constants()
         ...     def constants(self) -> dict[str, Tensor]:
-        ...         return {"half": torch.tensor(0.5)}
+        ...         return {"share": torch.tensor(0.5)}
         >>> with torch.device("meta"):
-        ...     halves = Halves()
-        >>> halves.half.device.type, halves.to_empty(device="cpu").half, list(halves.state_dict())
+        ...     module = Share()
+        >>> module.share.device.type, module.to_empty(device="cpu").share, list(module.state_dict())
         ('meta', tensor(0.5000), [])
     """
 
