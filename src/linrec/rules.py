@@ -273,10 +273,11 @@ def _has_type(value: Any, hint: Any, largest: float = sys.float_info.max) -> boo
     kind = origin or hint
     if not isinstance(kind, type) or kind not in _TYPES:
         return True
-    if not isinstance(value, _TYPES[kind][0]):
-        return False
+    if kind not in (int, float):
+        return isinstance(value, _TYPES[kind][0])
     # a bool is an int, and NaN is in no range
-    return kind not in (int, float) or (not isinstance(value, bool) and -largest <= value <= largest)
+    number = isinstance(value, _TYPES[kind][0]) and not isinstance(value, bool)
+    return number and -largest <= value <= largest
 
 
 def _described(hint: Any) -> str:
