@@ -242,8 +242,10 @@ def typed(hints: Mapping[str, Any], **given: object) -> None:
     for name, value in given.items():
         if name not in hints or _has_type(value, hints[name]):
             continue
-        if get_origin(hints[name]) is Literal:
-            choice(hints[name], **{name: value})
+        options = _options(hints[name])
+        for text in value if isinstance(value, tuple) else (value,):
+            if options and isinstance(text, str):
+                choice(options, **{name: text})
         error = ValueError if isinstance(value, float) and not math.isfinite(value) else TypeError
         raise error(f"`{name}` must be {_described(hints[name])}; got {' '.join(repr(value).split()):.80}.")
 
@@ -278,6 +280,14 @@ def _has_type(value: Any, hint: Any, largest: float = sys.float_info.max) -> boo
     # a bool is an int, and NaN is in no range
     number = isinstance(value, _TYPES[kind][0]) and not isinstance(value, bool)
     return number and -largest <= value <= largest
+
+
+def _options(hint: Any) -> list[Any]:
+    """Return the names that an annotation allows; none if it allows any text."""
+    if get_origin(hint) is Literal:
+        return [option for option in get_args(hint) if isinstance(option, str)]
+    found = [_options(part) for part in get_args(hint)]
+    return [] if str in get_args(hint) else [option for part in found for option in part]
 
 
 def _described(hint: Any) -> str:

@@ -134,12 +134,8 @@ class BlockState(SegmentMixer):
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
         filters = {"single_head": 1, "multi_head": self.n_heads}.get(integration, self.n_states or FILTERS)
         linear = {"d_state": 2 * max(1, d_model // (2 * filters)), "activation": False, "output": "none"}
-        arguments = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
-        try:
-            each = [build(get(ssm), d_model, **arguments) for _ in range(filters)]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"`ssm` {ssm!r} with `ssm_args` cannot be built: {error}") from error
-        self.filters = ParallelMixers(each, name="ssm")
+        given = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
+        self.filters = ParallelMixers((build(get(ssm), d_model, **given) for _ in range(filters)), name="ssm")
         self.recurrence = self.filters.recurrence
 
         width = self.n_heads * self.d_head

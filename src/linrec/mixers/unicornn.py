@@ -103,7 +103,8 @@ class UnICORNN(Mixer):
         start = self.init_state(x.shape[0], device=x.device) if state is None else state
         step = self.dt * torch.sigmoid(self.c)
         Vx = self.V(x)
-        if self.reversible and not torch.compiler.is_compiling():
+        transformed = torch._C._are_functorch_transforms_active()
+        if self.reversible and not torch.compiler.is_compiling() and not transformed:
             return self._rebuilt(Vx, step, start, reset)
         if self.reversible and reset is None and leaves_graph(Vx, self.mode):
             return torch.compiler.disable(self._rebuilt)(Vx, step, start, None)

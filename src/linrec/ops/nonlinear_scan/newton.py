@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from linrec.ops.core.isolation import Isolation, beside, documents, entering
+from linrec.ops.core.isolation import LARGEST, Isolation, beside, documents, entering
 from linrec.ops.core.loop import Tensors
-from linrec.ops.core.precision import wide
+from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.nonlinear_scan.adjoint import check_repeated
 from linrec.ops.nonlinear_scan.convergence import Convergence, not_converged
 from linrec.ops.nonlinear_scan.linear import diagonal, smoothed, whole
@@ -51,7 +51,7 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         steps = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if reset is None else reset
         parameters = tuple(map(wide, given.parameters))
         blind = torch.compiler.is_compiling() or x.is_meta
-        if not blind:
+        if not blind and not torch._C._are_functorch_transforms_active():
             x = _saturating(given.cell, x, parameters, state)
         # the initial state is a step before the first
         isolation = Isolation(documents(steps, past=1))
@@ -92,7 +92,7 @@ def _saturating(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> Te
         start = state.new_zeros(*x.shape[:2], *state.shape[1:])
         h = everywhere(cell, start, (x,), parameters)
     finite = h.flatten(2).isfinite().all(-1)
-    large = x.sign() * torch.finfo(x.dtype).max ** 0.5
+    large = x.sign() * LARGEST[accumulation(x.dtype)] / 2
     return torch.where(infinite & beside(finite, x), large, x)
 
 
