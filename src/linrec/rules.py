@@ -256,6 +256,7 @@ _TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "True or False"),
     str: ((str,), "a string"),
     dict: ((Mapping,), "a dictionary"),
+    Sequence: ((Sequence,), "a tuple"),
     NoneType: ((NoneType,), "None"),
 }
 
@@ -266,12 +267,10 @@ def _has_type(value: Any, hint: Any, largest: float = sys.float_info.max) -> boo
         return any(_has_type(value, argument, largest) for argument in arguments)
     if origin is Literal:
         return any(value == option and type(value) is type(option) for option in arguments)
-    if origin in (tuple, Sequence):
-        if not isinstance(value, (tuple, list)):
-            return False
-        each = arguments if origin is tuple and ... not in arguments else arguments[:1] * len(value)
+    if origin is tuple and ... not in arguments:
+        fits = isinstance(value, (tuple, list)) and len(value) == len(arguments)
         # a range may have an end that does not limit
-        return len(value) == len(each) and all(map(_has_type, value, each, repeat(math.inf)))
+        return fits and all(map(_has_type, value, arguments, repeat(math.inf)))
     kind = origin or hint
     if not isinstance(kind, type) or kind not in _TYPES:
         return True
@@ -296,9 +295,8 @@ def _described(hint: Any) -> str:
         return " or ".join(map(_described, arguments))
     if origin is Literal:
         return " or ".join(map(repr, arguments))
-    if origin in (tuple, Sequence):
-        items = ", ".join(_described(argument) for argument in arguments if argument is not ...)
-        return f"a tuple of {items}" if origin is Sequence or ... in arguments else f"({items})"
+    if origin is tuple:
+        return f"({', '.join(map(_described, arguments))})"
     return _TYPES[origin or hint][1]
 
 

@@ -193,7 +193,7 @@ def test_heads_are_as_wide_as_the_papers():
         ({"qk_norm": "L2"}, "there is no `qk_norm` 'L2'; did you mean"),
         ({"beta": "sigmod"}, "there is no `beta` 'sigmod'; did you mean 'sigmoid'"),
         ({"feature_map": "selu"}, "there is no `feature_map` 'selu'; did you mean"),
-        ({"output_norm": "batch"}, "there is no norm 'batch'"),
+        ({"output_norm": "batch"}, "there is no `output_norm` 'batch'"),
     ],
 )
 def test_argument_errors(arguments, message):

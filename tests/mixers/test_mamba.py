@@ -235,7 +235,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
         ),
         ({"dt_floor": -1.0}, "`dt_floor` must be at least 0; got -1.0"),
         ({"dt_scale": -1.0}, "`dt_scale` must be at least 0; got -1.0"),
-        ({"norm_eps": float("nan")}, "`norm_eps` must be at least 0; got nan"),
+        ({"norm_eps": float("nan")}, "`norm_eps` must be a finite number; got nan"),
         ({"selective": "dt"}, "`selective` must be a tuple of names; got 'dt'. Pass ('dt',)"),
         ({"conv_size": 0}, "must be at least 1 tap; got 0"),
     ],

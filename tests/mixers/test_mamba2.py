@@ -232,7 +232,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
     [
         ({"n_heads": 3}, "`expand * d_model` must be a positive multiple of `n_heads` = 3; got 16"),
         ({"d_inner": 5, "n_heads": 2}, "`d_inner` must be a positive multiple of `n_heads` = 2; got 5"),
-        ({"expand": 0}, "`expand * d_model` must be a positive multiple of `n_heads` = 1; got 0"),
+        ({"expand": 0}, "`expand` must be at least 1; got 0"),
         ({"n_heads": 4, "n_groups": 3}, "`n_groups` must be a positive divisor of `n_heads` = 4; got 3"),
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
         ({"heads": "multi_value"}, "there is no `heads` 'multi_value'; did you mean 'multi_head'"),

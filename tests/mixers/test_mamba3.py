@@ -199,7 +199,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
                 return out
 
             hook = mixer.zXBC.register_forward_hook(at_one_step)
-            Y = mixer(x, reset=reset)[0] / z
+            Y = mixer.mix(x, None, reset)[0] / z
             hook.remove()
             weights[:, :, m] = Y.unflatten(-1, (2, -1))[..., 0]
         expected = weights.abs().mean(-1)
