@@ -88,7 +88,7 @@ def test_half_precision_is_computed_in_single(method, dtype):
 
 
 def test_errors_say_what_exists():
-    with pytest.raises(ValueError, match="no discretization 'bilinera'; did you mean 'bilinear'"):
+    with pytest.raises(ValueError, match="no `method` 'bilinera'; did you mean 'bilinear'"):
         discretize(system(), 0.1, "bilinera")
     for step in (0, -0.5):
         with pytest.raises(ValueError, match=f"`step` must be .*; got {step}"):

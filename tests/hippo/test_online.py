@@ -156,7 +156,7 @@ def test_errors_say_what_is_missing():
         OnlineApproximation("legs", 4, window=math.inf)
     with pytest.raises(ValueError, match="did you mean 'lagt'"):
         OnlineApproximation("lagth", 4, window=3)
-    with pytest.raises(ValueError, match="no discretization 'zho'; did you mean 'zoh'"):
+    with pytest.raises(ValueError, match="no `discretization` 'zho'; did you mean 'zoh'"):
         OnlineApproximation("legs", 4, discretization="zho")
     with pytest.raises(ValueError, match=r"`u` must have shape \(batch, time, channels\); got \(5,\)"):
         make("legs")(torch.zeros(5))

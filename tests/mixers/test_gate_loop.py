@@ -178,7 +178,7 @@ def test_the_state_carries_on_from_a_batch_of_another_call():
         ({"d_v": 12}, "`d_v` must equal `d_model` = 6 where nothing follows the recurrence; got 12"),
         ({"n_heads": 0}, "`d_qk` must be a positive multiple of `n_heads` = 0"),
         ({"gate_bias_init": 1.0, "bias": False}, "needs `bias=True`"),
-        ({"output_norm": "batch"}, "there is no norm 'batch'"),
+        ({"output_norm": "batch"}, "there is no `output_norm` 'batch'"),
     ],
 )
 def test_argument_errors(arguments, message):

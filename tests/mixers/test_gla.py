@@ -241,7 +241,7 @@ def test_state_size_counts_h_dk_dv():
         ({"feature_map": "dpfp"}, "`feature_map` must have a feature for each channel, and no phase"),
         ({"tau": 0.0}, "`tau` must be positive and finite; got 0.0"),
         ({"forget_gate": "chanel"}, "there is no `forget_gate` 'chanel'; did you mean 'channel'"),
-        ({"output_norm": "batch"}, "there is no norm 'batch'"),
+        ({"output_norm": "batch"}, "there is no `output_norm` 'batch'"),
     ],
 )
 def test_argument_errors(arguments, message):

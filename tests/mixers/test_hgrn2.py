@@ -219,7 +219,7 @@ def test_heads_are_as_wide_as_the_papers_where_the_model_is():
         ({"lower_bound": "rising"}, "there is no `lower_bound` 'rising'"),
         ({"input_activation": "relu"}, "there is no `input_activation` 'relu'"),
         ({"output_gate": "sigmiod"}, "there is no `output_gate` 'sigmiod'; did you mean 'sigmoid'"),
-        ({"output_norm": "batch"}, "there is no norm 'batch'"),
+        ({"output_norm": "batch"}, "there is no `output_norm` 'batch'"),
     ],
 )
 def test_argument_errors(arguments, message):

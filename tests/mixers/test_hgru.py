@@ -344,7 +344,7 @@ class TestStack:
         ({"forget_gate": "bounds"}, "did you mean 'bound'"),
         ({"output_gate": "swish"}, "there is no `output_gate` 'swish'"),
         ({"phase": "learnt"}, "did you mean 'learned'"),
-        ({"output_norm": "batch"}, "there is no norm 'batch'"),
+        ({"output_norm": "batch"}, "there is no `output_norm` 'batch'"),
         ({"phase_base": 0.5}, "`phase_base` must be at least 1; got 0.5"),
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
         ({"conv_size": 0}, "must be at least 1 tap; got 0"),

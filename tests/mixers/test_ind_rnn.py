@@ -113,7 +113,7 @@ def test_initial_distribution_parameters_and_state():
         ({"recurrent_init": "short"}, "there is no `recurrent_init` 'short'"),
         ({"max_length": 0}, "`max_length` must be at least 1; got 0"),
         ({"gamma": 0.5}, "`gamma` must be at least 1; got 0.5. At 1, gradients do not grow."),
-        ({"gamma": float("inf")}, "`gamma` must be at least 1 and finite; got inf"),
+        ({"gamma": float("inf")}, "`gamma` must be a finite number; got inf"),
         ({"gamma": float("nan")}, "got nan"),
     ],
 )

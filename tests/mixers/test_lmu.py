@@ -223,10 +223,10 @@ def test_errors_say_what_is_wrong():
         ({"order": 0}, "`order` must be at least 1; got 0"),
         ({"d_memory": 0}, "`d_memory` must be at least 1; got 0"),
         ({"theta": 0.0}, "`theta` must be positive and finite; got 0.0"),
-        ({"theta": math.inf}, "`theta` must be positive and finite; got inf"),
+        ({"theta": math.inf}, "`theta` must be a finite number; got inf"),
         ({"activation": "tahn"}, "no `activation` 'tahn'; did you mean 'tanh'"),
         ({"memory_activation": "relu6"}, "no `memory_activation` 'relu6'; did you mean 'relu'"),
-        ({"discretization": "zho"}, "no discretization 'zho'; did you mean 'zoh'"),
+        ({"discretization": "zho"}, "no `discretization` 'zho'; did you mean 'zoh'"),
         (
             {"feedback": True, "mode": "convolution"},
             '`mode` must be "auto" or "recurrent" with `feedback=True`; got \'convolution\'',

@@ -187,7 +187,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
     # rows of zXBC that make X of one head, a step at a time, by linearity in X
     with torch.no_grad():
         mixer.D.zero_()
-        mixer.out = torch.nn.Identity()
+        last, mixer.out = mixer.out, torch.nn.Identity()
         mixer.out.in_features = 2 * D
         z = functional.silu(x @ mixer.zXBC.weight[: 2 * D].T)
         for m in range(TIME):
@@ -202,6 +202,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
             Y = mixer.mix(x, None, reset)[0] / z
             hook.remove()
             weights[:, :, m] = Y.unflatten(-1, (2, -1))[..., 0]
+        mixer.out = last
         expected = weights.abs().mean(-1)
         assert reset[:, 1:].any() and expected.count_nonzero() > 10
         assert_agree(mixer.token_mixing(x, reset=reset), expected)

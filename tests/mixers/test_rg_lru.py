@@ -198,7 +198,7 @@ def test_token_mixing_is_what_the_input_is_multiplied_by(case, monkeypatch):
         ({"n_blocks": 4}, "`n_blocks` must be a positive divisor of the width of the state = 6; got 4"),
         ({"n_blocks": 0}, "got 0"),
         ({"c": 0.0}, "`c` must be positive and finite; got 0.0"),
-        ({"c": float("inf")}, "`c` must be positive and finite; got inf"),
+        ({"c": float("inf")}, "`c` must be a finite number; got inf"),
         ({"a_init": (0.9, 1.0)}, "`a_init` must be (low, high) with 0 < low <= high < 1; got (0.9, 1.0)"),
         ({"a_init": (0.9, 0.8)}, "got (0.9, 0.8)"),
         ({"a_init_of": "a_c"}, "there is no `a_init_of` 'a_c'; did you mean 'a^c'"),

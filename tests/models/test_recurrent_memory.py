@@ -160,7 +160,7 @@ def test_wrong_configurations(memory: dict[str, Any], message: str) -> None:
 
 def test_mixers_must_fit_the_form() -> None:
     memory = {"kind": "recurrent_memory"}
-    with pytest.raises(ValueError, match=r"must have a state .*'decoder'; 'attention' has none"):
+    with pytest.raises(ValueError, match=r"must be causal .*'decoder'; 'attention' is not"):
         LanguageModel(ModelConfig(vocab_size=7, d_model=8, memory=memory, **ENCODER))
     memory["form"] = "encoder"
     with pytest.raises(ValueError, match=r"must not have a state .*'encoder'; 'lru' has one"):

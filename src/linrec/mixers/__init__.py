@@ -134,6 +134,10 @@ __all__ = ["Mixer", "MixerName", "State", "Transitions", "build", "canonical", "
 M = TypeVar("M", bound=Mixer)
 
 
+# layers of `linrec.models` that stand among mixers, but read no sequences
+LAYERS = ("s4nd",)
+
+
 def names() -> list[str]:
     """Names of all mixers, sorted.
 
@@ -163,6 +167,8 @@ def canonical(name: str) -> str:
     # to look through the folder takes milliseconds
     if ":" in name or f"{__name__}.{file}" in sys.modules:
         return name if ":" in name else file
+    if name in LAYERS:
+        return name
     files = names()
     meant = {folded(other): keys for other, keys in other_names().items()}
     meant |= {folded(each): (each,) for each in files}

@@ -128,7 +128,6 @@ class BlockState(SegmentMixer):
         super().__init__(d_model, segment_length=segment_length, dropout=dropout)
         choice(Integration, integration=integration)
         at_least(1, most=COUNT, n_states=n_states, or_none=True)
-        at_least(0, norm_eps=norm_eps)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.sliding, self.by_filters = sliding, integration == "multi_filter"
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
