@@ -142,6 +142,6 @@ def test_no_argument_makes_parts_without_end(name: str) -> None:
                 mixer = mixers.build(name, 8, **{argument: 10**9})
                 with torch.no_grad():
                     mixer(torch.zeros(1, 6, 8))
-        except (ValueError, RuntimeError, MemoryError):
+        except (TypeError, ValueError, RuntimeError, MemoryError):
             # refused, or too large for any memory
             continue
