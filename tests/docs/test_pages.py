@@ -23,6 +23,7 @@ from linrec.train import get_recipe
 from linrec.train.options import options_type
 from tests.markdown import FENCE, ROOT
 from tests.parallel.models import REFUSED
+from tests.test_export import BY_LENGTH
 from tests.tiers import thorough
 
 # the pages of all mixers are made
@@ -84,7 +85,7 @@ def test_a_state_that_grows_grows_by_the_state_size(name):
 
 LISTS = {
     "concepts.md": (r"These mixers keep\s+more with every step:(.*?)###", "grows"),
-    "export.md": (r"are not exported with a dynamic time\s+axis:(.*?)`aft`", "grows"),
+    "export.md": (r"- The programs of(.*?)have\s+the length of their example", "has one length"),
     "which-mixer.md": (r"The last row is per step. The states of (.*?), and of `aft`", "grows"),
     "parallel.md": (r"can be split, with default arguments:(.*?)\. ", "splits"),
 }
@@ -97,6 +98,7 @@ def test_a_list_of_mixers_has_all_of_them(page):
     names = [name for name in re.findall(r"`(\w+)`", listed) if name in mixers.names() and name != "aft"]
     true = {
         "grows": [name for name in mixers.names() if tables.built(name).state_grows],
+        "has one length": sorted(BY_LENGTH),
         "splits": [name for name in mixers.names() if name not in REFUSED],
     }
     assert sorted(names) == true[what]
