@@ -88,6 +88,10 @@ def test_half_precision_is_computed_in_single(method, dtype):
 
 
 def test_errors_say_what_exists():
+    with pytest.raises(TypeError, match="`A` must be a tensor; got 1"):
+        discretize(1, 0.1)
+    with pytest.raises(TypeError, match="`step` must be a finite number; got '1'"):
+        discretize(system(), "1")
     with pytest.raises(ValueError, match="no `method` 'bilinera'; did you mean 'bilinear'"):
         discretize(system(), 0.1, "bilinera")
     for step in (0, -0.5):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
+from linrec.ops import AttentionCache, gate_loop, gate_loop_attention, laplace_attention, softmax_attention
 from linrec.ops.attention.torch import aligned, laplace, repeated
 from linrec.testing import (
     assert_agree,
@@ -239,6 +239,31 @@ def test_nothing_passes_a_reset_both_ways(mode, backend, window):
         return softmax_attention(**x, reset=reset, **options)
 
     check_isolation(attend, make(2, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("attend", [gate_loop_attention, softmax_attention, laplace_attention])
+def test_nothing_passes_a_reset_in_any_dtype(attend, dtype):
+    inputs = {name: x.requires_grad_() for name, x in make(1, 9, dtype=dtype).items()}
+    reset = torch.zeros(1, 9, dtype=torch.bool)
+    reset[:, 4] = True
+    for bad in (torch.inf, torch.finfo(dtype).max):
+        with torch.no_grad():
+            inputs["v"][:, 1] = bad
+        y, _ = attend(**inputs, reset=reset)
+        cotangent = torch.zeros_like(y).index_fill_(1, torch.arange(4, 9), 1.0)
+        for x in (y, *torch.autograd.grad(y, [*inputs.values()], cotangent)):
+            assert x[:, 4:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_numbers_that_do_not_overflow_are_kept_beside_resets(dtype):
+    inputs = make(1, 6, dtype=dtype)
+    inputs["v"] = inputs["v"] * 1e20
+    reset = torch.zeros(1, 6, dtype=torch.bool)
+    reset[:, 3] = True
+    for x in (laplace_attention(**inputs, reset=reset)[0], gate_loop(**inputs, reset=reset)[1]):
+        assert x.isfinite().all() and x.abs().max() > 1e19
 
 
 @pytest.mark.parametrize("attend", [softmax_attention, laplace_attention])

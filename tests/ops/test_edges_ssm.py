@@ -66,6 +66,13 @@ def test_a_dense_model_without_states_gives_zeros(mode, backend):
     assert torch.equal(y, torch.zeros(2, 20, 3, 2)) and last.shape == (2, 3, 0)
 
 
+@pytest.mark.parametrize(("mode", "backend"), PAIRS)
+def test_dense_matrices_for_no_channel(mode, backend):
+    u, A, B, C = torch.ones(2, 20, 0), torch.ones(4, 4), torch.ones(0, 4), torch.ones(3, 4)
+    y, last = dense_ssm(u, A, B, C, mode=mode, backend=backend)
+    assert y.shape == (2, 20, 0, 3) and last.shape == (2, 0, 4)
+
+
 @pytest.mark.parametrize("mode", ["auto", "convolution", "recurrent", "scan"])
 @pytest.mark.parametrize(("batch", "time"), [(0, 20), (2, 0)])
 def test_growing_models_with_empty_axes(mode, batch, time):

@@ -355,6 +355,8 @@ def test_weights_in_a_cell_get_no_gradient_from_newton():
         ({"damping": -1.0}, ValueError, "`damping` must be positive"),
         ({"max_iterations": 0}, ValueError, "`max_iterations` must be at least 1"),
         ({"otherwise": "loop"}, ValueError, "'recurrent'"),
+        ({"convergence": 3}, TypeError, "`convergence` must be a Convergence or None; got 3"),
+        ({"diagonal": 3}, TypeError, "`diagonal` must be a function like `cell`, or None; got 3"),
         ({"mode": "neton"}, ValueError, "did you mean 'newton'"),
     ],
 )

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linrec.errors import StepSizeError
 from linrec.hippo.measures import StateSpace
-from linrec.ops.core.checks import visible
+from linrec.ops.core.checks import are_tensors, visible
 from linrec.rules import choice, positive, typed
 
 __all__ = ["Discretization", "discretize"]
@@ -51,7 +51,8 @@ def discretize(
         >>> A.tolist(), B.tolist()
         ([[0.6000000238418579]], [0.800000011920929])
     """
-    A, B = system
+    A, B = system if isinstance(system, tuple) and len(system) == 2 else (system, None)
+    are_tensors(A=A, B=B)
     choice(("zoh", "bilinear"), method=method)
     if not isinstance(step, Tensor):
         typed({"step": float}, step=step)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from linrec.hippo.measures import Measure, check
+from linrec.ops.core.checks import are_tensors
 
 __all__ = ["basis"]
 
@@ -47,6 +48,7 @@ def basis(measure: Measure, N: int, s: Float[Tensor, "points"]) -> Float[Tensor,
                 [ 1.0000, -1.7320]])
     """
     check(measure, N)
+    are_tensors(s=s)
     if measure == "legs":
         functions = _legendre(2 * torch.exp(-s) - 1, N)
     elif measure == "legt":

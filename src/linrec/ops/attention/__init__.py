@@ -68,7 +68,7 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
         raise TypeError(f"`{name}` must be real; {got}")
     check_options(given.window, given.dropout)
     if not is_compiling():
-        typed({"scale": float | None}, scale=given.scale)
+        typed({"scale": float if gated else float | None}, scale=given.scale)
     if given.function == "softmax":
         # torch scales the scores of hidden steps, which are -inf
         positive(scale=given.scale, or_none=True)

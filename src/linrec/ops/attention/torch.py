@@ -144,7 +144,8 @@ def _attend(
     if is_causal:
         weights = weights.tril()
     elif visible is not None:
-        weights = weights * visible
+        # not a product: its gradient would be NaN where that of hidden weights overflows
+        weights = weights.masked_fill(~visible, 0.0)
     return (weights.to(v.dtype) @ v).transpose(1, 2)
 
 

@@ -39,6 +39,13 @@ def option_fields(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in hints if {*(get_args(hint) or (hint,))} <= plain}
 
 
+def are_tensors(**given: object) -> None:
+    """Raise TypeError unless every argument is a tensor."""
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"`{name}` must be a tensor; got {x!r:.40}. Pass `torch.as_tensor({name})`.")
+
+
 def check_tensors(
     inputs: Any, fields: Sequence[Field], sequence: str, beside: Tensor | None = None
 ) -> Tensor:

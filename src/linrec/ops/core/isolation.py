@@ -4,7 +4,7 @@ Algorithms on pairs of steps multiply values before a reset by zero. Zero times 
 pass and in gradients. So non-finite steps of the inputs are replaced by zeros, and then all outputs that
 depend on these steps are set to NaN. The backward pass replaces the gradients of these outputs, and
 non-finite gradients, by zeros. If a replaced gradient was not zero, all gradients of its document become NaN.
-Numbers above `LARGEST`, such as 3e38, count as non-finite here: their products overflow.
+Numbers above `LARGEST`, such as 3e38, count as non-finite here: their products with others overflow.
 """
 
 import functools
@@ -16,10 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.kernel import Differentiable
-from linrec.ops.core.precision import accumulation
 
-# above, a product of two numbers may overflow, and so must not meet a zero
-LARGEST = {torch.float32: 2.0**63, torch.float64: 2.0**511}
+# sums of products with numbers up to 2^27 do not overflow below; what overflows must not meet a zero
+LARGEST = {
+    torch.float16: torch.finfo(torch.float16).max,
+    torch.bfloat16: 2.0**100,
+    torch.float32: 2.0**100,
+    torch.float64: 2.0**996,
+}
 
 
 class Isolation:
@@ -159,14 +163,14 @@ class _Entered(NamedTuple):
 
 def _enter(given: _Entering, keep: bool) -> _Entered:
     x, decays = given
-    good = x <= LARGEST[accumulation(x.dtype)] if decays else _small(x)
+    good = x <= LARGEST[x.dtype] if decays else _small(x)
     bad = ~good.flatten(2).all(-1)
     return _Entered(_filled(x, bad, 0.0), bad, torch.zeros(bad.shape, device=x.device))
 
 
 def _small(x: Tensor) -> Tensor:
     parts = torch.view_as_real(x) if x.is_complex() else x
-    small = parts.abs() <= LARGEST[accumulation(parts.dtype)]
+    small = parts.abs() <= LARGEST[parts.dtype]
     return small.all(-1) if x.is_complex() else small
 
 

@@ -25,7 +25,8 @@ def _canonical(given: DenseSSM) -> DenseSSM:
             raise ValueError(f"`{name}` must have shape {expected}; got {tuple(x.shape)}.")
         x = x[None] if x.shape == shape else x
         # if A differs between channels, so do its products with the other matrices
-        matrices[name] = x if name == "A" else x.expand(max(len(x), len(matrices["A"])), *shape)
+        shared = name == "A" or len(matrices["A"]) == 1
+        matrices[name] = x if shared else x.expand(len(matrices["A"]), *shape)
     return given._replace(**matrices)
 
 

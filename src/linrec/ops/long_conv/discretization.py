@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
 
-from linrec.ops.core.checks import check_rates, check_steps
+from linrec.ops.core.checks import are_tensors, check_rates, check_steps
 from linrec.ops.core.precision import real_dtype
 from linrec.rules import choice, positive, typed
 
@@ -79,9 +79,7 @@ def discretize_diagonal(
     """
     choice(DISCRETIZATIONS, method=method)
     typed({"length": int | None}, length=length)
-    for name, x in (("A", A), ("B", B)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"`{name}` must be a tensor; got {x!r:.40}. Pass `torch.as_tensor({name})`.")
+    are_tensors(A=A, B=B)
     if (method == "softmax") != (length is not None) or (length is not None and length < 1):
         raise ValueError(
             f'`length` must be the number of taps, at least 1, with `method="softmax"`, else None; '

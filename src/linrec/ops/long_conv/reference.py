@@ -16,9 +16,10 @@ def long_conv_reference(given: Convolution, before: int) -> Tensor:
     for n in range(before, u.shape[1]):
         y = torch.zeros_like(u[:, 0])
         for j in range(min(kernel.shape[1], n + 1)):
-            term = kernel[:, j] * u[:, n - j]
+            seen = u[:, n - j]
             if document is not None:
-                term = torch.where((document[:, n - j] == document[:, n])[:, None], term, 0)
-            y = y + term
+                # before the product, whose other factor gets no gradient then, even beside NaN
+                seen = torch.where((document[:, n - j] == document[:, n])[:, None], seen, 0)
+            y = y + kernel[:, j] * seen
         outputs.append(y[:, None])
     return torch.cat(outputs, dim=1)

@@ -45,6 +45,10 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
         f"{None if given.guess is None else tuple(given.guess.shape)}. Pass the y of an earlier call.",
     )
     choice(("auto", "adjoint", "autograd"), gradient=given.gradient)
+    if not (given.diagonal is None or callable(given.diagonal)):
+        raise TypeError(f"`diagonal` must be a function like `cell`, or None; got {given.diagonal!r:.40}.")
+    if not isinstance(given.convergence, Convergence | None):
+        raise TypeError(f"`convergence` must be a Convergence or None; got {given.convergence!r:.40}.")
     return given
 
 

@@ -11,6 +11,7 @@ the loss by h_t as an output. Whole Jacobians solve it at once. With diagonals, 
 with products A^T l; a diagonal alone would give a wrong gradient.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from linrec.ops.core.isolation import LARGEST, Isolation, beside, documents, entering
+from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.ops.core.loop import Tensors
-from linrec.ops.core.precision import accumulation, wide
+from linrec.ops.core.precision import wide
 from linrec.ops.nonlinear_scan.adjoint import check_repeated
 from linrec.ops.nonlinear_scan.convergence import Convergence, not_converged
 from linrec.ops.nonlinear_scan.linear import diagonal, smoothed, whole
@@ -92,7 +93,8 @@ def _saturating(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> Te
         start = state.new_zeros(*x.shape[:2], *state.shape[1:])
         h = everywhere(cell, start, (x,), parameters)
     finite = h.flatten(2).isfinite().all(-1)
-    large = x.sign() * LARGEST[accumulation(x.dtype)] / 2
+    # its square is finite
+    large = x.sign() * math.sqrt(torch.finfo(x.dtype).max) / 2
     return torch.where(infinite & beside(finite, x), large, x)
 
 
