@@ -86,7 +86,9 @@ def _exported(step: Callable[..., Step], state: Tensors, inputs: list[Tensor], a
 
     # scan runs over axis 0: its treatment of outputs on other axes depends on the version of torch
     steps = [x.movedim(axis, 0) for x in inputs]
-    last, outputs = scan(apart, [x.contiguous() for x in state], steps)
+    # copies: a step that also reads the first state as it was would read it in place of the current one
+    first = [x.clone(memory_format=torch.contiguous_format) for x in state]
+    last, outputs = scan(apart, first, steps)
     return tuple(last), tuple(x.movedim(0, axis) for x in outputs)
 
 

@@ -63,11 +63,11 @@ def looped(cell: Cell, x: Tensors, parameters: Tensors, state: Tensor, reset: Te
     """Return the states of all steps, and the last state; `cell` takes h, the tensors x_t and parameters."""
 
     def step(states: Tensors, cut: Tensor | None, *now: Any) -> Step:
-        (h,) = states
+        (before,) = states
         if cut is not None:
-            h = h.masked_fill(beside(cut, h), 0)
-        h = cell(h, *now, *parameters)
-        check_result(h, state)
+            before = before.masked_fill(beside(cut, before), 0)
+        h = cell(before, *now, *parameters)
+        check_result(h, before)
         return (h,), (h,)
 
     (last,), (h,) = loop(step, (state,), [reset, *x])
