@@ -82,6 +82,15 @@ def build_like(mixer: nn.Module, mode: str) -> nn.Module:
     return found
 
 
+def test_options_of_newtons_method_hold_for_compiled_calls():
+    x, W = inputs(20)
+    solve = torch.compile(lambda x: nonlinear_scan(elman, x, W, mode="newton")[0], backend="eager")
+    expected = solve(x)
+    with newton_options(max_iterations=1):
+        assert solve(x).isnan().any()
+    assert_agree(solve(x), expected)
+
+
 @pytest.mark.parametrize("mode", NEWTON)
 def test_iterations_start_from_a_guess(mode):
     x, W = inputs(100)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from linrec.mixers import Mixer, State
 from linrec.models.block import Block
@@ -24,6 +23,7 @@ from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.segments import SegmentState
+from linrec.ops.core.ambient import checkpointed
 from linrec.restored import RestoredModule
 from linrec.rules import require
 from linrec.trees import Tree
@@ -236,7 +236,7 @@ class LanguageModel(RestoredModule):
         states, again, inputs = [], self.recompute and torch.is_grad_enabled(), []
         for block, block_state in zip(self.blocks, state, strict=True):
             inputs.append(x)
-            run = partial(checkpoint, block, use_reentrant=False) if again else block
+            run = checkpointed(block) if again else block
             x, block_state = run(x, block_state, reset=reset, dt=dt, keep_state=keep_state, memory=memory)
             states.append(block_state)
         y = self.norm(x)

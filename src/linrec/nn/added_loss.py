@@ -1,17 +1,17 @@
 """A loss whose gradient joins the backward pass of another loss."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from linrec.ops.core.ambient import Ambient
+
 __all__ = ["weighing_losses", "with_loss"]
 
-# one entry, except within `weighing_losses`
-_WEIGHTS = [1.0]
+_WEIGHT = Ambient("weight of added losses", 1.0)
 
 
 def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tensor, "*shape"]:
@@ -31,16 +31,16 @@ def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tens
         >>> w.grad
         tensor(5.)
     """
-    joined: Tensor = _WithLoss.apply(y, _WEIGHTS[-1] * loss)
+    joined: Tensor = _WithLoss.apply(y, _WEIGHT.get() * loss)
     return joined
 
 
-@contextmanager
-def weighing_losses(weight: float) -> Iterator[None]:
+def weighing_losses(weight: float) -> AbstractContextManager[float]:
     """Multiply losses that are added within by `weight`: 1 / n for each of n micro-batches.
 
     The gradients of n micro-batches then add up to the gradient of the batch, for a loss that is a mean over
-    as many steps in each. Backward passes belong within too, because checkpoints run layers again.
+    as many steps in each. It holds for this thread, and for layers that run again in the backward pass of a
+    model with `recompute`. In compiled models, layers with a loss are graph breaks within.
 
     Args:
         weight: the factor, which replaces the factor of a context around this one.
@@ -53,12 +53,7 @@ def weighing_losses(weight: float) -> Iterator[None]:
         >>> w.grad
         tensor(5.)
     """
-    # not a context variable: checkpoints run layers again in threads of autograd
-    _WEIGHTS.append(weight)
-    try:
-        yield
-    finally:
-        _WEIGHTS.pop()
+    return _WEIGHT.set(weight, compiled=weight != 1)
 
 
 class _WithLoss(torch.autograd.Function):

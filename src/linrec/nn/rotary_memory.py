@@ -5,7 +5,7 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 from linrec.nn.rotary import Rotary
-from linrec.ops.core.call import handlers
+from linrec.ops.core.call import handled
 from linrec.ops.core.precision import accumulation
 from linrec.ops.gate_loop import gate_loop
 
@@ -53,7 +53,7 @@ def rotary_gate_loop(
         (tensor([2.0000, 3.0806, 2.2483]), torch.Size([1, 1, 1, 1]))
     """
     dtype = accumulation(q.dtype)
-    if q.shape[1] < 2 or handlers:
+    if q.shape[1] < 2 or handled():
         q, k = (part.to(dtype).unflatten(-1, (-1, 2)) for part in (q, k))
         # conjugated as pairs, because compilers fuse real numbers only
         k = torch.stack([k[..., 0], -k[..., 1]], dim=-1)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from linrec.ops.core.ambient import checkpointed
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.rules import require
@@ -248,7 +248,7 @@ def run_segments(
         return y, state
 
     again = recompute and torch.is_grad_enabled()
-    run = partial(checkpoint, advance, use_reentrant=False) if again else advance
+    run = checkpointed(advance) if again else advance
     outputs, last, begins = [], state, [0, *range(length - done, time, length)]
     # without any steps there is a piece of none, whose output has the right width
     for begin, end in zip(begins, [*begins[1:], time], strict=True):

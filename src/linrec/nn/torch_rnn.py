@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.compiler import disable
 from torch.nn import functional
 
-from linrec.ops.core.call import handlers
+from linrec.ops.core.call import handled
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan import leaves_graph, nonlinear_scan
 from linrec.ops.nonlinear_scan.torch import Cell
@@ -106,7 +106,7 @@ def _served(x: Tensor, state: Tensor, *weights: Tensor) -> bool:
     """Return whether torch's kernels take a call and give the dtypes of the loop."""
     return (
         x.numel() > 0
-        and not handlers
+        and not handled()
         and all(weight.dtype == wide(x).dtype == state.dtype for weight in weights)
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from linrec.ops.core.ambient import Ambient
 from linrec.ops.core.call import Call
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide, widened
@@ -17,7 +18,7 @@ from linrec.ops.gate_loop import gate_loop_matrix
 
 __all__ = ["elementwise_mixing", "kernel_mixing", "note", "noting", "token_mixing", "transitions"]
 
-_noted: list[dict[str, Tensor]] = []
+_NOTES: Ambient[dict[str, Tensor] | None] = Ambient("notes", None)
 _NO_NOTES: Mapping[str, Tensor] = {}
 
 
@@ -35,18 +36,16 @@ def note(**values: Tensor) -> None:
         >>> notes
         {'gate': tensor([1.])}
     """
-    if _noted:
-        _noted[-1].update(values)
+    if (notes := _NOTES.get()) is not None:
+        notes.update(values)
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[str, Tensor]]:
-    """Collect the values that are noted within the context."""
-    _noted.append({})
-    try:
-        yield _noted[-1]
-    finally:
-        _noted.pop()
+    """Collect the values that this thread notes within the context, in calls that are not compiled."""
+    notes: dict[str, Tensor] = {}
+    with _NOTES.set(notes, compiled=False):
+        yield notes
 
 
 def transitions(

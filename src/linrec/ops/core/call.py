@@ -5,7 +5,7 @@
    is checked here.
 3. The table selects the backend (`backends.choose`).
 4. Handlers, if there are any, run or observe the call: `linrec.parallel.time_parallel` splits calls over
-   processes, and `recording` lists them. The list `handlers` is usually empty.
+   processes, and `recording` lists them. A thread usually has none.
 5. If an axis is empty, zeros are returned without running the backend.
 6. Half-precision inputs are widened, unless the backend supports them; autocast is disabled.
 7. The backend runs, and the output is cast to its dtype.
@@ -20,7 +20,9 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast, runtime_
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from linrec.ops.core.ambient import Ambient
 from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
 from linrec.ops.core.checks import check_reset, check_state, check_tensors, option_fields, tensor_fields
 from linrec.ops.core.precision import widened, without_autocast
@@ -109,7 +111,7 @@ class Operator:
     def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
         """Run the operator on its arguments, and return y and the state."""
         # a graph's numbers may be symbols
-        if self._options and not torch.compiler.is_compiling():
+        if self._options and not is_compiling():
             typed(self._options, **{name: getattr(inputs, name) for name in self._options})
         sequence = check_tensors(inputs, self._tensors, self.sequence)
         # not every operation takes a lazy conjugate, least of all under vmap; a compiler cannot ask for it
@@ -128,6 +130,7 @@ class Operator:
         """Choose a backend for canonical inputs, and run it through the handlers."""
         device = getattr(inputs, self.sequence).device.type
         entry = choose(self.name, self.backends, inputs, device, mode, backend)
+        handlers = _HANDLERS.get()
         if not handlers:
             return self.run(inputs, entry)
         call, proceed = Call(self, inputs, entry), partial(self.run, inputs, entry)
@@ -222,9 +225,17 @@ class Call(NamedTuple):
 Handler = Callable[[Call, Callable[[], Result]], Result]
 """A function of a call and of a continuation that runs it; it returns the result of the call."""
 
-# global to the process, not to a thread: checkpointing repeats the forward pass in a thread of autograd. A
-# context variable would cause graph breaks in torch.compile
-handlers: list[Handler] = []
+_HANDLERS: Ambient[tuple[Handler, ...]] = Ambient("handlers", ())
+
+
+def handled() -> bool:
+    """Return whether the calls of this thread have handlers.
+
+    Example:
+        >>> handled()
+        False
+    """
+    return bool(_HANDLERS.get())
 
 
 class TimeSplit(ABC):
@@ -252,7 +263,7 @@ class TimeSplit(ABC):
 
 def time_is_split() -> bool:
     """Return whether sequences are split over processes."""
-    return any(isinstance(handler, TimeSplit) for handler in handlers)
+    return any(isinstance(handler, TimeSplit) for handler in _HANDLERS.get())
 
 
 def refuse_split_time(name: str) -> None:
@@ -274,30 +285,29 @@ def refuse_split_time(name: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def handling(handler: Handler) -> Iterator[None]:
-    """Send every call within the context to the handler."""
-    handlers.append(handler)
-    try:
-        yield
-    finally:
-        handlers.remove(handler)
+def handling(
+    handler: Handler, *, compiled: bool = True
+) -> contextlib.AbstractContextManager[tuple[Handler, ...]]:
+    """Send every call of this thread within the context to the handler.
+
+    Args:
+        handler: asked before the handlers of contexts around this one.
+        compiled: whether compiled calls must be sent too; see `Ambient`.
+    """
+    return _HANDLERS.set((*_HANDLERS.get(), handler), compiled=compiled)
 
 
-@contextlib.contextmanager
-def unhandled() -> Iterator[None]:
-    """Run calls within the context without handlers."""
-    before = handlers[:]
-    handlers.clear()
-    try:
-        yield
-    finally:
-        handlers[:] = before
+def unhandled() -> contextlib.AbstractContextManager[Any]:
+    """Run the calls of this thread within the context without handlers."""
+    # compiled calls with handlers are a graph break, so there are none in a graph
+    return contextlib.nullcontext() if is_compiling() else _HANDLERS.set((), compiled=False)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Call]]:
-    """Record the calls of operators within the context, without the calls that operators make themselves.
+    """Record the calls of operators in this thread, without the calls that operators make themselves.
+
+    Calls of compiled functions are not recorded.
 
     Example:
         >>> import torch
@@ -320,5 +330,7 @@ def recording() -> Iterator[list[Call]]:
         finally:
             depth -= 1
 
-    with handling(record):
+    with handling(record, compiled=False):
         yield calls
+    # a checkpoint that ran within the context may run again, within a copy of it
+    depth = 1

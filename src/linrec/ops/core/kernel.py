@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from linrec.ops.core.ambient import Ambient
 from linrec.ops.core.machine import exporting
 
 In = TypeVar("In", bound=tuple)
@@ -260,19 +261,17 @@ def successors(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     Args:
         pairs: states, and for each the buffer of its successor, in memory of its own.
     """
-    _SUCCESSORS.update((state.data_ptr(), buffer) for state, buffer in pairs)
-    try:
+    with _SUCCESSORS.set({state.data_ptr(): buffer for state, buffer in pairs}, compiled=False):
         yield
-    finally:
-        _SUCCESSORS.clear()
 
 
-_SUCCESSORS: dict[int, Tensor] = {}
+# buffers by the address of the state that they follow
+_SUCCESSORS: Ambient[dict[int, Tensor]] = Ambient("successors", {})
 
 
 def _placed(given: Any, state: str | None, space: Space, device: torch.device) -> Tensor:
     """Return memory for an output: once, the buffer of the successor of the state of this name."""
-    buffer = None if state is None else _SUCCESSORS.pop(getattr(given, state).data_ptr(), None)
+    buffer = None if state is None else _SUCCESSORS.get().pop(getattr(given, state).data_ptr(), None)
     if buffer is None or (buffer.shape, buffer.dtype) != (space.shape, space.dtype):
         return allocated(space, device)
     return buffer
@@ -297,7 +296,7 @@ def forward_op(
     def filled(given: In, keep: bool) -> Out:
         device = given[lead].device
         spaces = memory(given, keep)
-        if _SUCCESSORS and follows is not None:
+        if follows is not None and _SUCCESSORS.get():
             of = map(follows.get, outputs._fields)  # type: ignore[attr-defined]
             out = outputs(
                 *[_placed(given, name, space, device) for name, space in zip(of, spaces, strict=True)]

@@ -224,7 +224,7 @@ def nonlinear_scan(
         >>> bool((y - parallel).abs().max() < 1e-5)
         True
     """
-    options = OPTIONS[-1].but(
+    options = OPTIONS.get().but(
         tolerance=tolerance, max_iterations=max_iterations, damping=damping, otherwise=otherwise
     )
     apart = leaves_graph(x, mode, options.otherwise)

@@ -1,10 +1,10 @@
 """Options of Newton's iterations, and a context that sets them for calls of mixers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from linrec.ops.core.ambient import Ambient
 from linrec.rules import at_least, choice, positive, typed
 
 __all__ = ["OPTIONS", "NewtonOptions", "newton_options"]
@@ -35,22 +35,21 @@ class NewtonOptions:
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-# the last entry holds
-OPTIONS = [NewtonOptions()]
+OPTIONS = Ambient("options of Newton's method", NewtonOptions())
 
 
-@contextmanager
 def newton_options(
     *,
     tolerance: float | None = None,
     max_iterations: int | None = None,
     damping: float | None = None,
     otherwise: str | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[NewtonOptions]:
     """Set options of Newton's method for calls within that leave them out, such as those of mixers.
 
-    Backward passes belong within too, because checkpoints run layers again. Contexts nest: an option that the
-    inner context leaves out is that of the outer context.
+    They hold for this thread, and for layers that run again in the backward pass of a model with `recompute`.
+    In compiled models, the calls are graph breaks. Contexts nest: an option that the inner context leaves out
+    is that of the outer context.
 
     Args:
         tolerance: see `linrec.ops.nonlinear_scan`, also for the other arguments.
@@ -68,10 +67,5 @@ def newton_options(
         >>> with newton_options(max_iterations=1, otherwise="recurrent"):
         ...     y, state = mixer(torch.randn(1, 50, 8))
     """
-    # not a context variable: checkpoints run layers again in threads of autograd
     given = {"tolerance": tolerance, "max_iterations": max_iterations, "damping": damping}
-    OPTIONS.append(OPTIONS[-1].but(**given, otherwise=otherwise))
-    try:
-        yield
-    finally:
-        OPTIONS.pop()
+    return OPTIONS.set(OPTIONS.get().but(**given, otherwise=otherwise))
