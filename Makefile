@@ -35,7 +35,7 @@ thorough: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
-# sdist, and the wheel that it builds; then the wheel in an environment of its own, without extras and with "train"
+# sdist, and the wheel that it builds; then the wheel in an environment of its own, without extras and with "lab"
 release: $(VENV)/.installed-release
 	rm -rf dist build/release
 	$(BIN)/python -m build --outdir dist .
@@ -44,8 +44,8 @@ release: $(VENV)/.installed-release
 	build/release/bin/pip install --quiet -c $(CONSTRAINTS) torch
 	build/release/bin/pip install --quiet -c $(CONSTRAINTS) dist/*.whl
 	cd build/release && bin/python $(CURDIR)/.ci/installed.py
-	build/release/bin/pip install --quiet -c $(CONSTRAINTS) "$$(ls $(CURDIR)/dist/*.whl)[train]"
-	cd build/release && bin/python $(CURDIR)/.ci/installed.py train
+	build/release/bin/pip install --quiet -c $(CONSTRAINTS) "$$(ls $(CURDIR)/dist/*.whl)[lab]"
+	cd build/release && bin/python $(CURDIR)/.ci/installed.py lab
 
 clean:
 	rm -rf $(VENV) site runs/demo build dist
@@ -57,7 +57,7 @@ $(BIN)/python:
 # torch first and pinned: an unpinned one, pulled in by another package, may be a different build
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) torch
-	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[train]'
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[lab]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

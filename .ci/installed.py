@@ -1,4 +1,4 @@
-"""Try an installed linrec: without extras, or with the word `train` with the extra "train"."""
+"""Try an installed linrec: without extras, or with the word `lab` with the extra "lab"."""
 
 import importlib
 import subprocess
@@ -20,12 +20,13 @@ LAYERS = [
     "convert",
     "export",
     "generation",
-    "tasks",
+    "lab.corpora",
+    "lab.tasks",
+    "lab.train",
     "text",
     "testing",
-    "train",
 ]
-NEED_TRAIN = ["bench", "evaluation", "inspection", "report"]
+NEED_LAB = ["lab.bench", "lab.evaluation", "lab.inspection", "lab.report"]
 SHORT = [
     "--loop.epochs",
     "1",
@@ -47,7 +48,7 @@ def command(*words: str) -> "subprocess.CompletedProcess[str]":
 def main(extra: str) -> None:
     """Import the layers, call every mixer, and run commands."""
     assert Path(linrec.__file__).is_relative_to(sys.prefix), f"{linrec.__file__} is not the installed package"
-    for name in LAYERS + (NEED_TRAIN if extra else []):
+    for name in LAYERS + (NEED_LAB if extra else []):
         importlib.import_module(f"linrec.{name}")
     for name in linrec.mixers.names():
         y, _ = linrec.mixers.build(name, 16)(torch.randn(2, 8, 16))
@@ -59,7 +60,7 @@ def main(extra: str) -> None:
             assert ended.returncode == 0, ended.stderr
             assert command("report", f"{folder}/run").returncode == 0
         else:
-            assert ended.returncode == 2 and "pip install 'linrec[train]'" in ended.stderr, ended.stderr
+            assert ended.returncode == 2 and "pip install 'linrec[lab]'" in ended.stderr, ended.stderr
     extras = f'the extra "{extra}"' if extra else "no extra"
     print(f"linrec {linrec.__version__} with torch {torch.__version__} and {extras}: works as installed")
 

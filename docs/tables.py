@@ -30,15 +30,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from linrec import mixers, ops, tasks
-from linrec.bench import SUITES
+from linrec import mixers, ops
+from linrec.lab import tasks
+from linrec.lab.bench import SUITES
+from linrec.lab.train import recipe_names
+from linrec.lab.train.recipes import recipe_summary
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.config import ARGUMENTS
 from linrec.nn.mixer import Mixer
 from linrec.ops.core.backends import Pair
 from linrec.ops.core.call import Call, Result, handling, unhandled
-from linrec.train import recipe_names
-from linrec.train.recipes import recipe_summary
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

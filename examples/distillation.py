@@ -17,13 +17,13 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from linrec.distillation import distill
-from linrec.evaluation import choose_text, evaluate_windows
+from linrec.lab.distillation import distill
+from linrec.lab.evaluation import choose_text, evaluate_windows
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.train import load_run
+from linrec.lab.train.provenance import provenance
+from linrec.lab.train.run import write_json
 from linrec.nn.long_filters import Filter
-from linrec.tasks import NO_TARGET
-from linrec.train import load_run
-from linrec.train.provenance import provenance
-from linrec.train.run import write_json
 
 ROWS = 128
 run = load_run(sys.argv[1])

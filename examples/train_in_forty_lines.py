@@ -1,4 +1,4 @@
-"""Training without `linrec.train`: a plain PyTorch loop over a short Memory Horizon.
+"""Training without `linrec.lab.train`: a plain PyTorch loop over a short Memory Horizon.
 
 A model is an `nn.Module`, a task is three pairs of tensors; any loop will do.
 
@@ -8,8 +8,8 @@ A model is an `nn.Module`, a task is three pairs of tensors; any loop will do.
 import torch
 from torch.nn.functional import cross_entropy
 
+from linrec.lab.tasks import MemoryHorizon
 from linrec.models import LanguageModel, ModelConfig
-from linrec.tasks import MemoryHorizon
 
 task = MemoryHorizon(length=32, n_resets=3, modulus=10, n_samples=1000)
 train, test = task.split("train"), task.split("test")

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from linrec.lab.tasks.adding import Adding
+from linrec.lab.train import LoopConfig, get_recipe
+from linrec.lab.train.state import deterministic, matmul_precision
+from linrec.lab.train.step import EAGER_STEPS
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.arguments import mixer_parameters
 from linrec.models.regional import compiling
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR
-from linrec.tasks.adding import Adding
-from linrec.train import LoopConfig, get_recipe
-from linrec.train.state import deterministic, matmul_precision
-from linrec.train.step import EAGER_STEPS
 from perf.memory import held_bytes, peak_bytes, release, why
 from perf.nonlinear import run_as
 from perf.timing import Rate, calls_per_second, time_once, wait

@@ -78,7 +78,7 @@ def draw(growth: dict[str, Any], path: Path) -> Path:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator
 
-    from linrec.report import style
+    from linrec.lab.report import style
 
     points = [point for point in growth["points"] if "ms" in point]
     names = list(dict.fromkeys(point["implementation"] for point in points))

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from linrec.lab.train.run import Run
+from linrec.lab.train.state import seed_all
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError
-from linrec.train.run import Run
-from linrec.train.state import seed_all
 from perf.nonlinear import MAX_ITERATIONS, NEWTON, NEWTON_STATE, QUASI, run_as
 
 START, END = "start", "end"

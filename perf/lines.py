@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from linrec.lab.train import get_recipe
+from linrec.lab.train.state import matmul_precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.ops import gate_loop, scan
-from linrec.train import get_recipe
-from linrec.train.state import matmul_precision
 from perf.operations import OPERATIONS, make, outputs_and_gradients
 from perf.peers import reason
 from perf.rows import Row, rows_of

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.lab.train import LoopConfig, OptimConfig
+from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.optim import make_optimizers
+from linrec.lab.train.state import matmul_precision, seed_all
+from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import SequenceClassifier
-from linrec.train import LoopConfig, OptimConfig
-from linrec.train.fabric import make_fabric
-from linrec.train.optim import make_optimizers
-from linrec.train.state import matmul_precision, seed_all
-from linrec.train.step import EAGER_STEPS, CapturedStep
 from perf.encoders import BASELINE, Encoder, Size
 from perf.memory import OUT_OF_MEMORY, peak_bytes, release, why
 from perf.timing import calls_per_second

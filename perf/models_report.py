@@ -95,7 +95,7 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    from linrec.report import style
+    from linrec.lab.report import style
 
     lengths = results["protocol"]["lengths"]
     figure = style.make_figure(3.0)

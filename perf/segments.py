@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linrec.bench.variants import parse_variant
+from linrec.lab.bench.variants import parse_variant
+from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.regional import compiling, with_parts_compiled
-from linrec.train.state import matmul_precision
-from linrec.train.step import EAGER_STEPS, CapturedStep
 from linrec.trees import leaves, map_tree
 from perf.kernels import profile_of
 from perf.memory import peak_bytes, release, why

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from linrec.bench import get_suite
+from linrec.lab.bench import get_suite
 
 Unit = Literal["samples", "tokens"]
 

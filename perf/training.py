@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from linrec.lab.train import LoopConfig, OptimConfig, get_recipe
+from linrec.lab.train.config import complete_mixer_args
+from linrec.lab.train.fabric import Fabric, make_fabric, uses_compile
+from linrec.lab.train.optim import make_optimizers, set_learning_rate
+from linrec.lab.train.state import deterministic, matmul_precision, seed_all
+from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
 from linrec.models.regional import compiling
-from linrec.train import LoopConfig, OptimConfig, get_recipe
-from linrec.train.config import complete_mixer_args
-from linrec.train.fabric import Fabric, make_fabric, uses_compile
-from linrec.train.optim import make_optimizers, set_learning_rate
-from linrec.train.state import deterministic, matmul_precision, seed_all
-from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from perf.encoders import MIXER_ARGUMENTS
 from perf.kernels import profile_of
 from perf.memory import peak_bytes, release, why

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from linrec.train import LoopConfig, OptimConfig
+from linrec.lab.train import LoopConfig, OptimConfig
 from perf.peers import UnsuitedError
 from perf.sizes import Model, Size
 

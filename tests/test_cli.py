@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from linrec import demo, tensor_files
-from linrec.bench import SUITES
-from linrec.cli import main
+from linrec import tensor_files
+from linrec.cli import demo, main
 from linrec.cli.dispatch import COMMANDS
-from linrec.report import write_report
-from linrec.train import checkpoint as checkpoint_module
-from linrec.train import load_run
+from linrec.lab.bench import SUITES
+from linrec.lab.report import write_report
+from linrec.lab.train import checkpoint as checkpoint_module
+from linrec.lab.train import load_run
 from tests.tiers import thorough
 
 from .train.test_checkpoint import full_disk, truncate

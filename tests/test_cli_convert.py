@@ -7,8 +7,8 @@ import torch
 
 from linrec.cli import main
 from linrec.convert import from_hugging_face
+from linrec.lab.train import load_run
 from linrec.text import ByteTokenizer
-from linrec.train import load_run
 from tests.tiers import thorough
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')

@@ -12,12 +12,12 @@ import torch
 
 from linrec import evaluation
 from linrec.cli import main
-from linrec.evaluation import choose_text, evaluate_windows
+from linrec.lab.evaluation import choose_text, evaluate_windows
+from linrec.lab.tasks import LanguageModeling, MemoryHorizon
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
+from linrec.lab.train.language import tokenizer_of
 from linrec.models import ModelConfig
-from linrec.tasks import LanguageModeling, MemoryHorizon
 from linrec.text import CharacterTokenizer
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
-from linrec.train.language import tokenizer_of
 
 TEXT = "a rose is a rose is a rosé — € —\n" * 10
 HELD_OUT = "is a rose a rosé?\nno\n"
@@ -74,7 +74,7 @@ def evaluated(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("run", ["bytes", "characters", "files"])
 def test_the_run_s_own_text_is_not_tokenised_again(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    monkeypatch.setattr("linrec.text.corpus.write_shards", lambda *given: written.append(given))
+    monkeypatch.setattr("linrec.lab.corpora.corpus.write_shards", lambda *given: written.append(given))
     for _ in range(2):
         assert choose_text(load_run(run)).tokens.counts.tokens
     assert not written

@@ -12,11 +12,11 @@ import torch
 
 from linrec.cli import main
 from linrec.generation import generate, save_state
+from linrec.lab.tasks import LanguageModeling, MemoryHorizon
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
+from linrec.lab.train.checkpoint import load_checkpoint, save_checkpoint
 from linrec.models import ModelConfig
-from linrec.tasks import LanguageModeling, MemoryHorizon
 from linrec.text import ByteTokenizer, CharacterTokenizer, Tokenizer
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
-from linrec.train.checkpoint import load_checkpoint, save_checkpoint
 
 TEXT = "a rose is a rose is a rosé — € — "
 

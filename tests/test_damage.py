@@ -15,22 +15,23 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from linrec import tensor_files
-from linrec.bench import get_suite, make_jobs, write_rows
-from linrec.bench.jobs import write_job
-from linrec.bench.schedule import outcome_of
 from linrec.errors import TrainError
 from linrec.generation import generate, load_state, save_state
+from linrec.lab.bench import get_suite, make_jobs, write_rows
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.schedule import outcome_of
+from linrec.lab.corpora import Shards
+from linrec.lab.report import Arm, collect_runs, group_runs
+from linrec.lab.report.baseline import compare_arms
+from linrec.lab.report.stored import read_stored
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.tasks.cache import kept
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
+from linrec.lab.train.checkpoint import load_best, load_checkpoint
+from linrec.lab.train.config import config_to_dict
+from linrec.lab.train.run import read_records, write_json
 from linrec.models import LanguageModel, ModelConfig
-from linrec.report import Arm, collect_runs, group_runs
-from linrec.report.baseline import compare_arms
-from linrec.report.stored import read_stored
-from linrec.tasks import LanguageModeling
-from linrec.tasks.cache import kept
-from linrec.text import HuggingFaceTokenizer, Shards, read_tokenizer
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
-from linrec.train.checkpoint import load_best, load_checkpoint
-from linrec.train.config import config_to_dict
-from linrec.train.run import read_records, write_json
+from linrec.text import HuggingFaceTokenizer, read_tokenizer
 from tests.tiers import tiered
 
 # written beside the files, and never read

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import LoopConfig, TrainConfig, fit
 from linrec.models import ModelConfig
-from linrec.tasks import LanguageModeling
-from linrec.train import LoopConfig, TrainConfig, fit
 from tests.tiers import thorough
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))

@@ -15,20 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from linrec.bench import get_suite, make_jobs, make_rows
-from linrec.bench.jobs import write_job
-from linrec.bench.schedule import execute
-from linrec.bench.worker import run_job
 from linrec.cli import main
 from linrec.convert import ConversionError
 from linrec.convert.checkpoint import write_checkpoint
 from linrec.errors import TrainError, printable
-from linrec.models import ModelConfig
-from linrec.report import compare_runs, write_report
-from linrec.tasks import LanguageModeling
-from linrec.text import DataError, TextFiles, load_tokenizer, read_tokenizer
-from linrec.text.rows import load_splits
-from linrec.train import (
+from linrec.lab.bench import get_suite, make_jobs, make_rows
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.schedule import execute
+from linrec.lab.bench.worker import run_job
+from linrec.lab.corpora import TextFiles
+from linrec.lab.corpora.rows import load_splits
+from linrec.lab.report import compare_runs, write_report
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import (
     CheckpointError,
     ConfigError,
     LoopConfig,
@@ -39,7 +38,9 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train.metrics import MetricsLog, read_metrics
+from linrec.lab.train.metrics import MetricsLog, read_metrics
+from linrec.models import ModelConfig
+from linrec.text import DataError, load_tokenizer, read_tokenizer
 from tests.tiers import thorough
 
 CODE = """
@@ -320,7 +321,7 @@ def test_weights_of_another_configuration_are_one_line(run: Path, capsys: pytest
 def test_a_checkpoint_that_the_configuration_cannot_go_on_from_is_one_line(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from linrec.train.checkpoint import load_checkpoint, save_checkpoint
+    from linrec.lab.train.checkpoint import load_checkpoint, save_checkpoint
 
     checkpoint = load_checkpoint(run)
     (run / "result.json").unlink()
@@ -381,7 +382,7 @@ def test_whole_numbers_of_a_file_are_numbers_for_adamw() -> None:
 
 
 def test_weights_alone_are_no_checkpoint_to_go_on_from(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from linrec.train.checkpoint import load_checkpoint, save_checkpoint
+    from linrec.lab.train.checkpoint import load_checkpoint, save_checkpoint
 
     checkpoint = load_checkpoint(run)
     (run / "result.json").unlink()

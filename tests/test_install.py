@@ -14,7 +14,14 @@ from tests.tiers import thorough
 from .markdown import ROOT
 
 # modules that draw pictures, make the command line, or are classes of transformers
-NEED_EXTRA = ["bench", "cli", "demo", "evaluation", "hf", "inspection", "report", "train.display"]
+NEED_EXTRA = [
+    "cli",
+    "hf",
+    *(
+        f"lab.{name}"
+        for name in ("bench", "evaluation", "inspection", "publishing", "report", "train.display")
+    ),
+]
 BLOCK = """
 import sys
 
@@ -83,11 +90,12 @@ def test_layers_tasks_and_training_import_without_any_extra() -> None:
     ended = python(code, ",".join(sorted(refused)))
     assert ended.returncode == 0, ended.stderr
     imported = ended.stdout.split()
-    layers = "ops nn mixers models hippo parallel testing convert export generation tasks train.loop"
+    layers = "ops nn mixers models hippo parallel testing convert export generation"
+    layers += " lab.tasks lab.train.loop"
     assert {f"linrec.{layer}" for layer in layers.split()} <= {*imported}
 
 
-@pytest.mark.parametrize("package", extras.EXTRAS["train"])
+@pytest.mark.parametrize("package", extras.EXTRAS["lab"])
 def test_every_command_names_the_missing_extra_in_one_line(package: str) -> None:
     ended = python(BLOCK + RUN, package, ",".join(COMMANDS))
     assert ended.stdout.splitlines() == ["2 False"] * len(COMMANDS)
@@ -95,12 +103,12 @@ def test_every_command_names_the_missing_extra_in_one_line(package: str) -> None
     for command, line in zip(COMMANDS, said, strict=True):
         assert line == (
             f"linrec: `linrec {command}` needs the package {package!r}, which cannot be imported (No module "
-            f"named {package!r}). Install linrec's extra \"train\": pip install 'linrec[train]'."
+            f"named {package!r}). Install linrec's extra \"lab\": pip install 'linrec[lab]'."
         )
 
 
 def test_help_and_version_need_neither_an_extra_nor_pytorch() -> None:
-    ended = python(BLOCK + ALONE, ",".join(extras.EXTRAS["train"]))
+    ended = python(BLOCK + ALONE, ",".join(extras.EXTRAS["lab"]))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(f"{__version__}\nusage: linrec COMMAND")
     assert ended.stdout.endswith("0 0 False\n")
@@ -114,7 +122,7 @@ def test_a_missing_package_is_named(kind: type[Exception], monkeypatch: pytest.M
 
 
 def test_training_in_python_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    from linrec.train import fit, get_recipe
+    from linrec.lab.train import fit, get_recipe
 
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"^training needs the package 'tensorboard'"):

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from linrec import mixers
 from linrec.cli import main
 from linrec.convert import ConversionError, Options, from_hugging_face
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.models.arguments import mixer_parameters
-from linrec.tasks import LanguageModeling
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
 from tests.tiers import thorough
 
 SIZES: list[tuple[dict[str, Any], str]] = [

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from linrec.bench import get_suite, make_jobs
-from linrec.bench.jobs import write_job
-from linrec.bench.worker import run_job
 from linrec.cli import main
 from linrec.errors import DataError, TrainError
+from linrec.lab.bench import get_suite, make_jobs
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.worker import run_job
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig
-from linrec.tasks import LanguageModeling
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
 from tests.tiers import thorough
 
 MISSING: Any = object()
@@ -190,7 +190,7 @@ def test_the_file_and_the_field_are_named(
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / name).write_text(content)
     pytest.importorskip("transformers")
-    from linrec.hf.publish import publish
+    from linrec.lab.publishing.publish import publish
 
     with pytest.raises((TrainError, DataError), match=message):
         publish(load_run(tmp_path / "run"), tmp_path / "published")

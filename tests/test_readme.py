@@ -50,7 +50,7 @@ def test_every_mixer_is_in_one_family_of_the_readme():
 def test_every_dependency_has_a_row():
     # of the package itself, and of the command line
     pyproject = (ROOT / "pyproject.toml").read_text()
-    listed = re.findall(r"^(?:dependencies|train) = \[(.*?)^\]", pyproject, re.M | re.S)
+    listed = re.findall(r"^(?:dependencies|lab) = \[(.*?)^\]", pyproject, re.M | re.S)
     page = (ROOT / "docs/dependencies.md").read_text()
     assert sorted(row[0] for row in rows(page, "package")) == sorted(
         re.findall(r'"([\w-]+)>', "".join(listed))

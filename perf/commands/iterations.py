@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from linrec.errors import RunFolderError
-from linrec.train import load_run
+from linrec.lab.train import load_run
 from perf.commands.results import Options, RefusedError, about, file_name, say, write
 from perf.iterations import count_iterations
 from perf.table import plain_table

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
+from linrec.lab.train import LoopConfig
+from linrec.lab.train.state import matmul_precision
 from linrec.models import ModelConfig
 from linrec.models.pattern import spelled
-from linrec.train import LoopConfig
-from linrec.train.state import matmul_precision
 from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate

@@ -1,7 +1,7 @@
 """Linear recurrent sequence models on one idea: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t).
 
-`linrec.hippo`, `mixers`, `models`, `nn`, `ops` and `tasks` are imported when they are first used. Other
-packages are imported by name, such as `linrec.train`. `docs/stability.md` says which packages need extras.
+`linrec.hippo`, `mixers`, `models`, `nn` and `ops` are imported when they are first used. Other packages are
+imported by name, such as `linrec.lab.train`. `docs/stability.md` says which packages need extras.
 """
 
 import importlib
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from linrec import models as models
     from linrec import nn as nn
     from linrec import ops as ops
-    from linrec import tasks as tasks
 
 # the one place of the version; pyproject.toml reads it without importing torch
 __version__ = "0.1.0"
 
-_MODULES = ("hippo", "mixers", "models", "nn", "ops", "tasks")
+_MODULES = ("hippo", "mixers", "models", "nn", "ops")
 
 
 if not TYPE_CHECKING:

@@ -13,7 +13,7 @@ from linrec.errors import MissingExtraError
 __all__ = ["EXTRAS", "check_extra", "check_version", "import_extra"]
 
 EXTRAS = {
-    "train": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "filelock"),
+    "lab": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "filelock"),
     "text": ("tokenizers", "transformers", "datasets"),
     "hf": ("transformers", "tokenizers", "accelerate"),
     "eval": ("lm_eval",),
@@ -48,14 +48,14 @@ def check_extra(extra: str, purpose: str) -> None:
     """Raise an error if a package of an extra is not installed; import none of the packages.
 
     Args:
-        extra: name of the extra, such as "train".
+        extra: name of the extra, such as "lab".
         purpose: the feature that needs the extra; the error begins with it.
 
     Raises:
         MissingExtraError: a package is not installed; the error names the first.
 
     Example:
-        >>> check_extra("train", "`linrec train`")
+        >>> check_extra("lab", "`linrec train`")
     """
     for package in EXTRAS[extra]:
         try:
@@ -78,7 +78,7 @@ def check_version(package: str, least: str, purpose: str, *, extra: str) -> None
         MissingExtraError: the package is older.
 
     Example:
-        >>> check_version("filelock", "3.12", "locking a folder", extra="train")
+        >>> check_version("filelock", "3.12", "locking a folder", extra="lab")
     """
     found = version(package)
     if _numbers(found) < _numbers(least):

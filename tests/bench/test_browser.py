@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from linrec.bench import write_page
+from linrec.lab.bench import write_page
 from tests.bench.test_page import row
 from tests.browser import browser_page, in_a_browser
 from tests.tiers import thorough

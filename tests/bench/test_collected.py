@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from linrec.bench import make_jobs, make_rows
-from linrec.bench.jobs import write_job
-from linrec.bench.rows import make_row
-from linrec.bench.worker import run_job
 from linrec.cli import main
 from linrec.files import parse_json
-from linrec.report import compare_runs
-from linrec.report.stored import read_stored
+from linrec.lab.bench import make_jobs, make_rows
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.rows import make_row
+from linrec.lab.bench.worker import run_job
+from linrec.lab.report import compare_runs
+from linrec.lab.report.stored import read_stored
 from tests.bench.test_running import OWN, TINY
 from tests.tiers import thorough
 
@@ -26,7 +26,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Jobs that are done, that diverged, and that have not begun."""
     out = tmp_path_factory.mktemp("suite") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linrec.bench.worker.speed_by_length", lambda *_, **__: [])
+        patch.setattr("linrec.lab.bench.worker.speed_by_length", lambda *_, **__: [])
         for job in make_jobs([TINY], ["gla", f"{OWN}:Divergent", "lru"], [0, 1]):
             command = f"linrec bench tiny --mixers {job.mixer} --seeds {job.seed}"
             folder = write_job(job, out, {"command": command})

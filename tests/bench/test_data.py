@@ -9,12 +9,12 @@ import pytest
 # now, for doctests leave their last result among the builtins, which tyro cannot be imported with
 import tyro  # noqa: F401
 
-from linrec.bench import Entry, get_suite, make_jobs, make_rows
-from linrec.bench.jobs import write_job
-from linrec.bench.worker import run_job
 from linrec.cli import main
-from linrec.tasks import LanguageModeling
-from linrec.train import ConfigError
+from linrec.lab.bench import Entry, get_suite, make_jobs, make_rows
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.worker import run_job
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import ConfigError
 from tests.bench.test_running import TINY
 from tests.tiers import thorough
 
@@ -35,9 +35,9 @@ def text_entry(cache, **task):
 @thorough
 def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsys, monkeypatch):
     suite = {"tiny": (text_entry(tmp_path / "cache"), TINY)}
-    monkeypatch.setattr("linrec.bench.suites.SUITES", suite)
-    monkeypatch.setattr("linrec.bench.schedule.execute", run_job)
-    monkeypatch.setattr("linrec.bench.worker.speed_by_length", lambda *_, **__: [])
+    monkeypatch.setattr("linrec.lab.bench.suites.SUITES", suite)
+    monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
+    monkeypatch.setattr("linrec.lab.bench.worker.speed_by_length", lambda *_, **__: [])
     out, file = tmp_path / "out", tmp_path / "rose.txt"
     words = ["bench", "tiny", "--mixers", "gla", "--seeds", "0", "--out", str(out)]
     assert main(words) == 1

@@ -7,16 +7,16 @@ import pytest
 import tyro  # noqa: F401
 
 from linrec import mixers
-from linrec.bench import Entry, get_suite, make_jobs, make_rows, write_page
-from linrec.bench.jobs import write_job
-from linrec.bench.suites import SUITES
-from linrec.bench.widths import sizes, with_parameters
+from linrec.lab.bench import Entry, get_suite, make_jobs, make_rows, write_page
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.suites import SUITES
+from linrec.lab.bench.widths import sizes, with_parameters
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.tasks.mackey_glass import MackeyGlass
+from linrec.lab.tasks.uea import Uea
+from linrec.lab.train import ConfigError
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig
-from linrec.tasks import LanguageModeling
-from linrec.tasks.mackey_glass import MackeyGlass
-from linrec.tasks.uea import Uea
-from linrec.train import ConfigError
 from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"

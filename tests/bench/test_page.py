@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from linrec.bench import write_page
-from linrec.bench.pictures import drawings
-from linrec.bench.standings import level, standings
+from linrec.lab.bench import write_page
+from linrec.lab.bench.pictures import drawings
+from linrec.lab.bench.standings import level, standings
 from tests.tiers import thorough
 
 

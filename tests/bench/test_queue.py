@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from linrec.bench import queue as module
-from linrec.bench.queue import MIB, Queue, QueuedJob, read_queue
 from linrec.cli import main
 from linrec.files import read_json
-from linrec.report import read_runs
-from linrec.train import ConfigError, load_run
-from linrec.train.checkpoint import BEST, CURRENT, PREVIOUS
+from linrec.lab.bench import queue as module
+from linrec.lab.bench.queue import MIB, Queue, QueuedJob, read_queue
+from linrec.lab.report import read_runs
+from linrec.lab.train import ConfigError, load_run
+from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
 from tests.tiers import thorough
 from tests.train.test_resume import assert_same_run
 

@@ -20,14 +20,14 @@ import pytest
 import tyro  # noqa: F401
 from filelock import FileLock
 
-from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
-from linrec.bench.jobs import write_job
-from linrec.bench.schedule import _gpu_share, outcome_of
-from linrec.bench.variants import folder_name
-from linrec.bench.worker import _main, run_job, stop_without
 from linrec.cli import main
-from linrec.train import ConfigError, InterruptedRunError, load_run
-from linrec.train.interrupt import Interrupt
+from linrec.lab.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.schedule import _gpu_share, outcome_of
+from linrec.lab.bench.variants import folder_name
+from linrec.lab.bench.worker import _main, run_job, stop_without
+from linrec.lab.train import ConfigError, InterruptedRunError, load_run
+from linrec.lab.train.interrupt import Interrupt
 from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"
@@ -88,7 +88,7 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
 PEAK = """
 import subprocess, sys
 held = b"1" * 2**30
-child = "from linrec.bench.worker import _process_peak_bytes; print(_process_peak_bytes())"
+child = "from linrec.lab.bench.worker import _process_peak_bytes; print(_process_peak_bytes())"
 subprocess.run([sys.executable, "-c", child], check=True)
 """
 
@@ -105,7 +105,7 @@ def test_a_model_that_cannot_be_measured_is_trained_all_the_same(folder_of, monk
     def measured(*_, **__):
         raise RuntimeError("a kernel is missing")
 
-    monkeypatch.setattr("linrec.bench.worker.speed_by_length", measured)
+    monkeypatch.setattr("linrec.lab.bench.worker.speed_by_length", measured)
     folder = folder_of("gla")
     assert run_job(folder) == "done"
     (row,) = make_rows([folder])
@@ -203,8 +203,8 @@ def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
         pages.append((tmp_path / "report.html").read_text())
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (TINY,)})
-    monkeypatch.setattr("linrec.bench.schedule.execute", ended)
+    monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
+    monkeypatch.setattr("linrec.lab.bench.schedule.execute", ended)
     before = signal.getsignal(signal.SIGTERM)
     words = ["bench", "tiny", "--mixers", "gla", "lru", "--seeds", "0", "--out"]
     assert main([*words, str(tmp_path)]) == 130
@@ -223,7 +223,7 @@ def test_a_job_that_is_stopped_names_the_command_of_its_suite(folder_of, monkeyp
     def stopped(*_, **__):
         raise InterruptedRunError("stopped at step 2 of 4; continue with: linrec train --resume")
 
-    monkeypatch.setattr("linrec.bench.worker.fit", stopped)
+    monkeypatch.setattr("linrec.lab.bench.worker.fit", stopped)
     folder = folder_of("gla")
     assert run_job(folder) == "stopped"
     assert outcome_of(folder)["message"] == "stopped with a checkpoint; the same command resumes from it."
@@ -275,7 +275,7 @@ def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monke
 def test_a_job_waits_for_a_process_that_is_still_at_work_on_it(folder_of, monkeypatch):
     folder = folder_of("gla")
     at_work = []
-    monkeypatch.setattr("linrec.bench.worker.run_job", lambda folder: at_work.append(folder) or "done")
+    monkeypatch.setattr("linrec.lab.bench.worker.run_job", lambda folder: at_work.append(folder) or "done")
     with FileLock(folder / ".lock"):
         waiting = threading.Thread(target=_main, args=([str(folder)],))
         waiting.start()
@@ -300,7 +300,7 @@ def test_jobs_of_several_workers_are_let_finish_their_step(folder_of, monkeypatc
         cancel=asked.append,
         shutdown=lambda: at_the_end.append("shut down"),
     )
-    monkeypatch.setattr("linrec.bench.schedule._ray", lambda: ray)
+    monkeypatch.setattr("linrec.lab.bench.schedule._ray", lambda: ray)
     folders = [folder_of("gla"), folder_of("lru")]
     with pytest.raises(KeyboardInterrupt):
         run_jobs(folders, workers=2)
@@ -321,8 +321,8 @@ def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
 
 
 def test_the_table_before_the_run_says_what_is_unequal_and_what_grows(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (TINY,)})
-    monkeypatch.setattr("linrec.bench.schedule.execute", lambda folder: None)
+    monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
+    monkeypatch.setattr("linrec.lab.bench.schedule.execute", lambda folder: None)
     label = "delta_net(n_heads=2, beta='double_sigmoid', conv_size=3)"
     words = ["--mixers", "attention", f"{OWN}:Large", label, "--seeds", "0", "--out", str(tmp_path)]
     assert main(["bench", "tiny", *words]) == 1
@@ -365,7 +365,7 @@ def test_what_the_command_line_refuses(words, complaint, capsys, tmp_path):
 
 
 def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (TINY,)})
+    monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
     words = [
         "bench",
         "tiny",
@@ -378,8 +378,8 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
         str(tmp_path),
     ]
     # in this process, which is faster
-    monkeypatch.setattr("linrec.bench.schedule.execute", run_job)
-    monkeypatch.setattr("linrec.bench.worker.speed_by_length", lambda *_, **__: [])
+    monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
+    monkeypatch.setattr("linrec.lab.bench.worker.speed_by_length", lambda *_, **__: [])
     assert main([*words, "--seeds", "0", "4"]) == 1
     lines = capsys.readouterr().out.splitlines()
     told = " ".join(" ".join(lines).split())
@@ -413,7 +413,7 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     # another command in the same folder adds to what is there, and one that is refused takes nothing away
     assert main(["bench", "tiny", "--mixers", "lru", "--seeds", "0", "--out", str(tmp_path)]) == 1
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) + 1
-    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (dataclasses.replace(TINY, optim={}),)})
+    monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (dataclasses.replace(TINY, optim={}),)})
     assert main(["bench", "tiny", "--mixers", "lru", "--seeds", "0", "--out", str(tmp_path)]) == 2
     assert "has a job of another configuration" in capsys.readouterr().err
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) + 1

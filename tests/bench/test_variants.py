@@ -3,12 +3,12 @@ import json
 
 import pytest
 
-from linrec.bench import get_suite, make_jobs, make_rows
-from linrec.bench.jobs import write_job
-from linrec.bench.variants import folder_name, parse_variant, short, split_list
+from linrec.lab.bench import get_suite, make_jobs, make_rows
+from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.variants import folder_name, parse_variant, short, split_list
+from linrec.lab.train import ConfigError
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.arguments import complete_mixer_args
-from linrec.train import ConfigError
 
 OWN = f"{__package__}.own_mixers"
 

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from linrec import mixers, testing
-from linrec.distillation import distill
+from linrec.lab.distillation import distill
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import assert_agree, generator
 from linrec.trees import leaves

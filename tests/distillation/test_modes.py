@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from linrec.distillation import exact_modes, fit_modes, hankel_singular_values
+from linrec.lab.distillation import exact_modes, fit_modes, hankel_singular_values
 from linrec.testing import generator
 from tests.tiers import tiered
 

@@ -15,12 +15,12 @@ import tables
 import torch
 
 from linrec import mixers, ops
-from linrec.bench.variants import parse_variant
 from linrec.cli.parsing import option_names, peek
+from linrec.lab.bench.variants import parse_variant
+from linrec.lab.train import get_recipe
+from linrec.lab.train.options import options_type
 from linrec.literals import OTHER_NAMES
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.train import get_recipe
-from linrec.train.options import options_type
 from tests.markdown import FENCE, ROOT
 from tests.parallel.models import REFUSED
 from tests.test_export import BY_LENGTH

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.evaluation import default_lengths, parse_lengths
+from linrec.lab.evaluation import default_lengths, parse_lengths
 
 # the first column of HGRN's table 14
 TABLE_14 = [512, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 5120, 6144, 7168]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.evaluation import Score, evaluate_carried, evaluate_windows
-from linrec.evaluation import perplexity as module
+from linrec.lab.corpora import TextCounts
+from linrec.lab.evaluation import Score, evaluate_carried, evaluate_windows
+from linrec.lab.evaluation import perplexity as module
+from linrec.lab.tasks import TokenSplit
 from linrec.models import LanguageModel
-from linrec.tasks import TokenSplit
 from linrec.testing import assert_agree
-from linrec.text import TextCounts
 from tests.generation.models import MIXERS, VOCAB, build
 from tests.tiers import thorough
 

@@ -11,10 +11,10 @@ import torch
 
 from linrec.cli import main
 from linrec.hf import from_hugging_face
-from linrec.hf.publish import push
 from linrec.hf.tokenizer import fast_tokenizer
+from linrec.lab.publishing.publish import push
+from linrec.lab.train import TrainError, load_run
 from linrec.text import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
-from linrec.train import TrainError, load_run
 from tests.tiers import thorough
 
 transformers = pytest.importorskip("transformers")
@@ -201,7 +201,7 @@ def test_an_upload_creates_the_repository_and_sends_the_folder(
         def upload_folder(self, repo_id: str, folder_path: Path) -> None:
             sent.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
 
-    monkeypatch.setattr("linrec.hf.publish.HfApi", Hub)
+    monkeypatch.setattr("linrec.lab.publishing.publish.HfApi", Hub)
     assert main(["publish", str(run), "rose", "--push", "me/rose"]) == 0
     assert "uploaded to https://hub/me/rose" in capsys.readouterr().out
     assert sent[0][0] == "me/rose" and {"README.md", "model.safetensors"} <= {*sent[0][1]}

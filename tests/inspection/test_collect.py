@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.inspection import inspect_model
+from linrec.lab.inspection import inspect_model
 from linrec.mixers import Mixer, build
 from linrec.models import (
     Bidirectional,

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from linrec.cli import main
-from linrec.inspection import forgetting, histogram, inspect_model, reach, time_scales, write_inspection
+from linrec.lab.inspection import forgetting, histogram, inspect_model, reach, time_scales, write_inspection
+from linrec.lab.report import style
+from linrec.lab.tasks import LanguageModeling, MemoryHorizon
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig
-from linrec.report import style
-from linrec.tasks import LanguageModeling, MemoryHorizon
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
 from tests.tiers import thorough
 
 TEXT = "a rose is a rose "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.inspection import (
+from linrec.lab.inspection import (
     Layer,
     draw_histograms,
     draw_over_text,

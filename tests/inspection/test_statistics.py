@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.inspection import Layer, forgetting, histogram, reach, time_scales
+from linrec.lab.inspection import Layer, forgetting, histogram, reach, time_scales
 from linrec.testing import generator
 
 VALUES = torch.rand(2, 7, 3, generator=generator(), dtype=torch.float64) ** 0.1

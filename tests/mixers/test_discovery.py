@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from linrec import mixers, models
-from linrec.bench.variants import parse_variant
 from linrec.errors import folded
+from linrec.lab.bench.variants import parse_variant
 from linrec.literals import OTHER_NAMES, other_names
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.nn.skew_field import SkewFieldMixer

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
+from linrec.lab.train import fit, get_recipe, load_run
 from linrec.mixers import build
 from linrec.mixers.exp_rnn import ExpRNN
 from linrec.nn import groups_of
 from linrec.testing import generator
-from linrec.train import fit, get_recipe, load_run
 from tests.mixers.orthogonality import trained
 
 D = 8

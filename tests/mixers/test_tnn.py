@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from linrec.distillation import distill
+from linrec.lab.distillation import distill
 from linrec.mixers import build
 from linrec.mixers.tnn import TNN
 from linrec.testing import assert_agree, generator, reset_mask

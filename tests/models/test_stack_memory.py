@@ -11,8 +11,10 @@ from torch import Tensor
 from linrec.cli import main
 from linrec.generation import generate
 from linrec.hf import from_hugging_face, to_hugging_face
+from linrec.lab.tasks.segment_copy import SegmentCopy
+from linrec.lab.train import ConfigError, TrainConfig, load_run
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig, StackMemory
-from linrec.tasks.segment_copy import SegmentCopy
 from linrec.testing import (
     assert_agree,
     check_batch_independence,
@@ -22,8 +24,6 @@ from linrec.testing import (
     check_steps,
     generator,
 )
-from linrec.train import ConfigError, TrainConfig, load_run
-from linrec.train.config import config_from_dict, config_to_dict
 from tests.models.test_segments import sizes_in_training
 from tests.tiers import thorough, tiered
 

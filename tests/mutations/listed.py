@@ -227,7 +227,7 @@ MUTATIONS = (
         "statistics.stdev(values)",
         "statistics.pstdev(values)",
         "reports: the spread over seeds is of a population",
-        ("tests/report/test_over_seeds.py", "src/linrec/report/over_seeds.py"),
+        ("tests/report/test_over_seeds.py", "src/linrec/lab/report/over_seeds.py"),
     ),
     Mutation(
         "files.py",

@@ -3,9 +3,9 @@ import json
 
 import torch
 
+from linrec.lab.train import fit, get_recipe
 from linrec.ops import nonlinear_scan
 from linrec.ops.nonlinear_scan import Convergence
-from linrec.train import fit, get_recipe
 from perf.__main__ import main
 from perf.iterations import counting
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from linrec.lab.train import LoopConfig
 from linrec.models import LanguageModel, ModelConfig
-from linrec.train import LoopConfig
 from perf import training
 from perf.__main__ import main
 from perf.kernels import KINDS, Kernel, kind_of, summary

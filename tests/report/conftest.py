@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from linrec.lab.tasks import MemoryHorizon
+from linrec.lab.train import LoopConfig, TrainConfig
+from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
+from linrec.lab.train.config import config_to_dict
+from linrec.lab.train.run import write_json
 from linrec.models import LanguageModel, ModelConfig
-from linrec.tasks import MemoryHorizon
-from linrec.train import LoopConfig, TrainConfig
-from linrec.train.checkpoint import Checkpoint, save_checkpoint
-from linrec.train.config import config_to_dict
-from linrec.train.run import write_json
 
 TASK = MemoryHorizon(length=80, n_resets=2, n_samples=40, n_validation=4, n_test=8)
 

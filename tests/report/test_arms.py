@@ -1,6 +1,6 @@
-from linrec.report import group_runs, read_runs
-from linrec.tasks import MemoryHorizon
-from linrec.train import load_run
+from linrec.lab.report import group_runs, read_runs
+from linrec.lab.tasks import MemoryHorizon
+from linrec.lab.train import load_run
 
 
 def _arms(*folders):

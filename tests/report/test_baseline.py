@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from linrec.cli import main
-from linrec.report import Comparison, compare_runs
-from linrec.train import ConfigError
+from linrec.lab.report import Comparison, compare_runs
+from linrec.lab.train import ConfigError
 from tests.report.conftest import RunMaker
 from tests.report.test_write import Page
 from tests.tiers import thorough

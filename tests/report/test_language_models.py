@@ -13,15 +13,15 @@ import torch
 
 from linrec.cli import main
 from linrec.errors import printable
-from linrec.evaluation import choose_text, evaluate_run
 from linrec.files import parse_json
+from linrec.lab.evaluation import choose_text, evaluate_run
+from linrec.lab.report import collect_runs, write_report
+from linrec.lab.report.page import Sample, render_page
+from linrec.lab.report.sample import _prompt
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig
-from linrec.report import collect_runs, write_report
-from linrec.report.page import Sample, render_page
-from linrec.report.sample import _prompt
-from linrec.tasks import LanguageModeling
 from linrec.text import CharacterTokenizer
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
 from tests.report.test_write import Page
 from tests.tiers import thorough
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.models import LanguageModel, ModelConfig
-from linrec.report import (
+from linrec.lab.report import (
     Magnitudes,
     draw_accuracy_by_span,
     draw_learning_curves,
@@ -14,8 +13,9 @@ from linrec.report import (
     group_runs,
     transition_magnitudes,
 )
-from linrec.report.style import colour
-from linrec.train import load_run
+from linrec.lab.report.style import colour
+from linrec.lab.train import load_run
+from linrec.models import LanguageModel, ModelConfig
 
 
 def _arms(*folders):

@@ -6,11 +6,11 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
+from linrec.lab.report import group_runs, write_report
+from linrec.lab.report.curves import draw_learning_curves
+from linrec.lab.tasks.adding import Adding
+from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import SequenceClassifierConfig
-from linrec.report import group_runs, write_report
-from linrec.report.curves import draw_learning_curves
-from linrec.tasks.adding import Adding
-from linrec.train import LoopConfig, TrainConfig, fit, load_run
 from tests.report.test_write import Page
 
 TASK = Adding(length=4, n_train=8, n_validation=4, n_test=4)

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from linrec.bench import get_suite, make_jobs
-from linrec.bench.queue import read_queue
-from linrec.bench.rows import make_row
-from linrec.bench.standings import standings
 from linrec.cli.bench import _spread
 from linrec.cli.options import BenchOptions
 from linrec.cli.parsing import parse, peek
-from linrec.report import group_runs, read_runs
-from linrec.report.over_seeds import format_mean_and_spread
-from linrec.report.page import _means
-from linrec.report.scores import FORMATS
-from linrec.report.stored import read_stored
-from linrec.report.tables import CURVES, POINTS
-from linrec.train import get_recipe
-from linrec.train.options import config_of, options_type
+from linrec.lab.bench import get_suite, make_jobs
+from linrec.lab.bench.queue import read_queue
+from linrec.lab.bench.rows import make_row
+from linrec.lab.bench.standings import standings
+from linrec.lab.report import group_runs, read_runs
+from linrec.lab.report.over_seeds import format_mean_and_spread
+from linrec.lab.report.page import _means
+from linrec.lab.report.scores import FORMATS
+from linrec.lab.report.stored import read_stored
+from linrec.lab.report.tables import CURVES, POINTS
+from linrec.lab.train import get_recipe
+from linrec.lab.train.options import config_of, options_type
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 
 from linrec.cli import main
 from linrec.files import read_json
-from linrec.report import collect_runs, compare_runs, read_runs, write_report
-from linrec.train import RunFolderError, load_run
+from linrec.lab.report import collect_runs, compare_runs, read_runs, write_report
+from linrec.lab.train import RunFolderError, load_run
 from tests.report.conftest import RunMaker
 from tests.report.test_write import Page
 from tests.tiers import thorough

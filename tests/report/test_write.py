@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 import pytest
 
 from linrec.errors import DataError
-from linrec.report import write_report
-from linrec.tasks import MemoryHorizon
-from linrec.train import load_run
+from linrec.lab.report import write_report
+from linrec.lab.tasks import MemoryHorizon
+from linrec.lab.train import load_run
 from tests.tiers import thorough
 
 PNG = b"\x89PNG\r\n\x1a\n"

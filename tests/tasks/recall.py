@@ -1,6 +1,6 @@
 """What the tests of tasks of recall share: samples as lists, answers by a plain program."""
 
-from linrec.tasks import NO_TARGET
+from linrec.lab.tasks import NO_TARGET
 
 FEW = {"n_train": 20, "n_validation": 5, "n_test": 60}
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from linrec.lab.tasks import PairedTask, ScoredTask, Task
+from linrec.lab.tasks.aan import AAN
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
-from linrec.tasks import PairedTask, ScoredTask, Task
-from linrec.tasks.aan import AAN
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
-from linrec.train.config import config_from_dict, config_to_dict
 
 NAMES = {"train": "train", "validation": "eval", "test": "test"}
 SIZES = {"train": 23, "validation": 5, "test": 7}

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.tasks.associative_recall import AssociativeRecall
+from linrec.lab.tasks.associative_recall import AssociativeRecall
 from tests.tasks.recall import FEW, check_against, check_next_tokens
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from linrec.tasks import MemoryHorizon, ScoredTask, Source, Task
+from linrec.lab.tasks import MemoryHorizon, ScoredTask, Source, Task
 
 TASK = MemoryHorizon(length=6, n_resets=1, n_samples=12, n_validation=2, n_test=3)
 

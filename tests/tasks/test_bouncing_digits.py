@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import ProbedTask, ScoredTask, Source, Task, judged_by
-from linrec.tasks.bouncing_digits import BouncingDigits
+from linrec.lab.tasks import ProbedTask, ScoredTask, Source, Task, judged_by
+from linrec.lab.tasks.bouncing_digits import BouncingDigits
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
-from linrec.train.config import config_from_dict, config_to_dict
 
 N_IMAGES, N_VALIDATING, N_TESTING, ROWS, COLUMNS = 20, 6, 8, 4, 3
 FEW = {"n_train": 30, "n_validation": 10, "n_test": 12, "n_validation_images": N_VALIDATING, "size": 10}

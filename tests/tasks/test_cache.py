@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 import linrec.files
 from linrec import tensor_files
-from linrec.tasks import cache
-from linrec.tasks.cache import kept
+from linrec.lab.tasks import cache
+from linrec.lab.tasks.cache import kept
 
 ABOUT = {"task": "Dice", "version": 1, "fields": {"sides": 6, "cache": None, "sizes": (1, 2)}}
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from linrec.tasks import NO_TARGET
-from linrec.tasks.compression import Compression
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.tasks.compression import Compression
 from tests.tasks.recall import FEW, check_against
 
 

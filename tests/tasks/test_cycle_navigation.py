@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.tasks.cycle_navigation import CycleNavigation
+from linrec.lab.tasks.cycle_navigation import CycleNavigation
 from tests.tasks.strings import FEW, check, shares
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from linrec.tasks.drawing import first_alike, one_of, places, without_replacement
+from linrec.lab.tasks.drawing import first_alike, one_of, places, without_replacement
 
 
 def test_choices_without_replacement_are_all_equally_likely():

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from linrec.lab.tasks import ScoredTask, Source, Task, judged_by
+from linrec.lab.tasks.ett import Ett
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
-from linrec.tasks import ScoredTask, Source, Task, judged_by
-from linrec.tasks.ett import Ett
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
-from linrec.train.config import config_from_dict, config_to_dict
 
 NAMES = ["date", "HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"]
 # 20 months of 30 days, and some more that nobody uses

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from linrec.tasks.even_pairs import EvenPairs
+from linrec.lab.tasks.even_pairs import EvenPairs
 from tests.tasks.strings import FEW, check, shares
 
 

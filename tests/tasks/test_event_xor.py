@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from linrec.errors import ConfigError
+from linrec.lab.tasks import ScoredTask, Source, Task
+from linrec.lab.tasks.event_xor import EventXor, events
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
-from linrec.tasks import ScoredTask, Source, Task
-from linrec.tasks.event_xor import EventXor, events
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
-from linrec.train.config import config_from_dict, config_to_dict
 
 FEW = {"n_train": 300, "n_validation": 20, "n_test": 60}
 SPLITS = ("train", "validation", "test")

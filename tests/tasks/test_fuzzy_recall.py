@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from linrec.tasks import NO_TARGET
-from linrec.tasks.fuzzy_recall import FuzzyRecall
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.tasks.fuzzy_recall import FuzzyRecall
 from tests.tasks.recall import FEW, check_against, check_next_tokens
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import ScoredTask, Source, Task
-from linrec.tasks.har2 import Har2
+from linrec.lab.tasks import ScoredTask, Source, Task
+from linrec.lab.tasks.har2 import Har2
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
-from linrec.train.config import config_from_dict, config_to_dict
 
 # the data's own order, and what Kusupati and others make of it
 ACTIVITIES = ["WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING"]

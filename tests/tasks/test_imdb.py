@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from linrec.lab.tasks import ScoredTask, Task
+from linrec.lab.tasks.imdb import IMDb
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
-from linrec.tasks import ScoredTask, Task
-from linrec.tasks.imdb import IMDb
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
-from linrec.train.config import config_from_dict, config_to_dict
 
 WHERE = (
     "Download and unpack https://.*/aclImdb_v1.tar.gz, and pass .* with --data.path; or pass --data.dataset"

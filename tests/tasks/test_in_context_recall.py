@@ -1,8 +1,8 @@
 import pytest
 
-from linrec.tasks import NO_TARGET
-from linrec.tasks.in_context_recall import InContextRecall
-from linrec.tasks.noisy_recall import NoisyRecall
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.tasks.in_context_recall import InContextRecall
+from linrec.lab.tasks.noisy_recall import NoisyRecall
 from tests.tasks.recall import FEW, check_against, check_next_tokens
 
 

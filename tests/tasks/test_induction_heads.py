@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.tasks.induction_heads import InductionHeads
+from linrec.lab.tasks.induction_heads import InductionHeads
 from tests.tasks.recall import FEW, check_against, check_next_tokens
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from linrec import tasks
-from linrec.tasks import ScoredTask, Source, Task, judged_by
-from linrec.tasks.labelled import LabelledTask
-from linrec.train.config import TrainConfig, config_from_dict, config_to_dict
-from linrec.train.recipes import get_recipe
+from linrec.lab import tasks
+from linrec.lab.tasks import ScoredTask, Source, Task, judged_by
+from linrec.lab.tasks.labelled import LabelledTask
+from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict
+from linrec.lab.train.recipes import get_recipe
 from tests.tiers import tiered
 
 LABELLED = [name for name in tasks.names() if issubclass(tasks.get(name), LabelledTask)]

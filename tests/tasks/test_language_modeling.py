@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import NO_TARGET, LanguageModeling, ResizableTask, ScoredTask, Source, Task, TokenSplit
-from linrec.text import ByteTokenizer, DataError, TextCounts
-from linrec.train import get_recipe
+from linrec.lab.corpora import TextCounts
+from linrec.lab.tasks import NO_TARGET, LanguageModeling, ResizableTask, ScoredTask, Source, Task, TokenSplit
+from linrec.lab.train import get_recipe
+from linrec.text import ByteTokenizer, DataError
 
 TEXT = "the cat sat on the mat, and the dog sat on the log.\n" * 4
 
@@ -133,7 +134,7 @@ def test_small_splits_move_and_large_ones_stay(monkeypatch):
     assert moved.ids.device.type == moved.starts.device.type == "meta"
     assert moved.rows(torch.tensor([0])).reset.device.type == "meta"
     assert split.to("cpu") is split
-    monkeypatch.setattr("linrec.tasks.language_modeling.MOVED", 39)
+    monkeypatch.setattr("linrec.lab.tasks.language_modeling.MOVED", 39)
     assert split.to("meta") is split
 
 

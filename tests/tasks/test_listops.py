@@ -3,9 +3,9 @@ import re
 import pytest
 import torch
 
+from linrec.lab.tasks.listops import ListOps, expression
+from linrec.lab.train import LoopConfig, OptimConfig, TrainConfig, fit, load_run
 from linrec.models import SequenceClassifierConfig
-from linrec.tasks.listops import ListOps, expression
-from linrec.train import LoopConfig, OptimConfig, TrainConfig, fit, load_run
 from tests.tiers import thorough
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from linrec.tasks import NO_TARGET
-from linrec.tasks.memorization import Memorization
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.tasks.memorization import Memorization
 from tests.tasks.recall import check_against
 
 FEW = {"n_train": 300, "n_validation": 5, "n_test": 60}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks.memory_horizon import MemoryHorizon, compress, compress_suffixes
+from linrec.lab.tasks.memory_horizon import MemoryHorizon, compress, compress_suffixes
 
 SMALL = MemoryHorizon(length=40, n_resets=2, n_samples=60, n_validation=10, n_test=20)
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from linrec.tasks.modular_arithmetic import ModularArithmetic
+from linrec.lab.tasks.modular_arithmetic import ModularArithmetic
 from tests.tasks.strings import FEW, check, shares, strings
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import ScoredTask, Source, Task
-from linrec.tasks.noise_padded_cifar import NoisePaddedCIFAR
-from linrec.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.tasks import ScoredTask, Source, Task
+from linrec.lab.tasks.noise_padded_cifar import NoisePaddedCIFAR
+from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
 from linrec.text import DataError
 from tests.tasks.cifar import TEST, TRAIN, folder
 

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.tasks.parity import Parity
+from linrec.lab.tasks.parity import Parity
 from tests.tasks.strings import FEW, check, shares
 
 

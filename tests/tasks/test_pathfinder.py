@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import pathfinder_kernels
-from linrec.tasks.pathfinder import SIZES, Pathfinder
+from linrec.lab.tasks import pathfinder_kernels
+from linrec.lab.tasks.pathfinder import SIZES, Pathfinder
 from tests.tiers import tiered
 
 # one worker compiles what draws the images, and not each

@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from linrec.tasks import NO_TARGET
-from linrec.tasks.phonebook import CHARACTERS, FIRST_NAMES, LAST_NAMES, Phonebook
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.tasks.phonebook import CHARACTERS, FIRST_NAMES, LAST_NAMES, Phonebook
 from tests.tasks.recall import FEW
 
 BOOKS = Phonebook(length=6, min_length=2, n_digits=4, **FEW)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from linrec import tasks
-from linrec.train import get_recipe
+from linrec.lab import tasks
+from linrec.lab.train import get_recipe
 
 PUBLISHED = {
     # the Long Range Arena: its paper's section 2.2, and the generators of its code

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from linrec import tasks
-from linrec.tasks import (
+from linrec.lab import tasks
+from linrec.lab.tasks import (
     ProbedTask,
     RegressionTask,
     ScoredTask,
@@ -19,9 +19,9 @@ from linrec.tasks import (
     has_target,
     judged_by,
 )
-from linrec.tasks.adding import Adding
-from linrec.train.config import TrainConfig, config_from_dict, config_to_dict
-from linrec.train.recipes import get_recipe
+from linrec.lab.tasks.adding import Adding
+from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict
+from linrec.lab.train.recipes import get_recipe
 
 REGRESSIONS = [name for name in tasks.names() if issubclass(tasks.get(name), RegressionTask)]
 SPLITS = ("train", "validation", "test")

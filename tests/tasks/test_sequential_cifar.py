@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
+from linrec.lab.tasks import ScoredTask, Task
+from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
-from linrec.tasks import ScoredTask, Task
-from linrec.tasks.sequential_cifar import SequentialCIFAR
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
-from linrec.train.config import config_from_dict, config_to_dict
 from tests.tasks.cifar import NAMES, TEST, TRAIN, folder, pack, pack_empty, rows
 
 __all__ = ["folder"]

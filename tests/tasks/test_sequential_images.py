@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from linrec import tasks
+from linrec.lab import tasks
+from linrec.lab.tasks import ProbedTask, ScoredTask, SequentialImages, Source, Task
+from linrec.lab.train import ConfigError, LoopConfig, TrainConfig, fit, get_recipe, load_run
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.tasks import ProbedTask, ScoredTask, SequentialImages, Source, Task
 from linrec.text import DataError
-from linrec.train import ConfigError, LoopConfig, TrainConfig, fit, get_recipe, load_run
-from linrec.train.config import config_from_dict, config_to_dict
 
 FILES = (
     "train-images-idx3-ubyte",

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import ProbedTask, ScoredTask, Source, Task
-from linrec.tasks.speech_commands import WORDS, SpeechCommands
+from linrec.lab.tasks import ProbedTask, ScoredTask, Source, Task
+from linrec.lab.tasks.speech_commands import WORDS, SpeechCommands
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
-from linrec.train.config import config_from_dict, config_to_dict
 
 SECOND = 16_000
 # clips of each word: how many train, validate and test, and which of them is short

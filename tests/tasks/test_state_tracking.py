@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from linrec import tasks
-from linrec.tasks.modular_arithmetic import ModularArithmetic
-from linrec.tasks.parity import Parity
-from linrec.tasks.state_tracking import StateTracking
-from linrec.tasks.word_problem import WordProblem
+from linrec.lab import tasks
+from linrec.lab.tasks.modular_arithmetic import ModularArithmetic
+from linrec.lab.tasks.parity import Parity
+from linrec.lab.tasks.state_tracking import StateTracking
+from linrec.lab.tasks.word_problem import WordProblem
 from tests.tasks.strings import FEW, strings
 
 TRACKING = [name for name in tasks.names() if issubclass(tasks.get(name), StateTracking)]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from linrec import tasks
-from linrec.tasks import NO_TARGET, ProbedTask, ScoredTask, Source, SyntheticTask, Task
-from linrec.train.config import TrainConfig, config_from_dict, config_to_dict
-from linrec.train.recipes import get_recipe
+from linrec.lab import tasks
+from linrec.lab.tasks import NO_TARGET, ProbedTask, ScoredTask, Source, SyntheticTask, Task
+from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict
+from linrec.lab.train.recipes import get_recipe
 
 SYNTHETIC = [name for name in tasks.names() if issubclass(tasks.get(name), SyntheticTask)]
 SPLITS = ("train", "validation", "test")

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec import tasks
+from linrec.lab import tasks
 
 
 def test_every_task_is_found_by_its_file_name_and_states_what_needs_no_model():

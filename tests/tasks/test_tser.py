@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import ScoredTask, Source, Task, judged_by
-from linrec.tasks.tser import Tser
+from linrec.lab.tasks import ScoredTask, Source, Task, judged_by
+from linrec.lab.tasks.tser import Tser
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
-from linrec.train.config import config_from_dict, config_to_dict
 
 N_TRAIN, N_TEST, STEPS = 40, 20, 6
 # as in the archive, whose tags are in small letters

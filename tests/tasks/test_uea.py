@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import ScoredTask, Source, Task
-from linrec.tasks.ts_files import read_ts
-from linrec.tasks.uea import Uea
+from linrec.lab.tasks import ScoredTask, Source, Task
+from linrec.lab.tasks.ts_files import read_ts
+from linrec.lab.tasks.uea import Uea
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
+from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
-from linrec.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
-from linrec.train.config import config_from_dict, config_to_dict
 
 CLASSES = ["wild", "goa-1", "unc-1"]
 N_TRAIN, N_TEST, DIMENSIONS, LONGEST = 40, 25, 3, 12

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from linrec.tasks.word_problem import WordProblem
+from linrec.lab.tasks.word_problem import WordProblem
 from tests.tasks.strings import FEW, check, shares
 
 

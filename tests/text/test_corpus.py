@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from linrec.files import read_json
-from linrec.text import ByteTokenizer, DataError, Shards, TextCounts, TextFiles, default_cache, tokenised
-from linrec.text.progress import ReadingDisplay
-from linrec.text.shards import write_shards
+from linrec.lab.corpora import Shards, TextCounts, TextFiles, default_cache, tokenised
+from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.shards import write_shards
+from linrec.text import ByteTokenizer, DataError
 from tests.text.conftest import TEXT
 
 QUIET = ReadingDisplay(Console(file=io.StringIO()))
@@ -209,11 +210,11 @@ def test_tokens_that_do_not_fit_together_are_refused(write):
 
 
 def test_large_files_are_verified_once_and_again_after_a_change(write, monkeypatch):
-    monkeypatch.setattr("linrec.text.shards.SMALL", 8)
+    monkeypatch.setattr("linrec.lab.corpora.shards.SMALL", 8)
     folder = write(a__txt=TEXT)
     shards = make(folder)
     read = []
-    monkeypatch.setattr("linrec.text.shards.checksum", lambda content: read.append(len(content)) or "")
+    monkeypatch.setattr("linrec.lab.corpora.shards.checksum", lambda content: read.append(len(content)) or "")
     make(folder)
     # the tokenizer has more than 8 bytes too
     assert read == []

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from linrec.text import DataError, DatasetRows
+from linrec.lab.corpora import DatasetRows
+from linrec.text import DataError
 
 datasets = pytest.importorskip("datasets", reason='the extra "text" is not installed')
 
@@ -38,7 +39,7 @@ def test_every_row_is_a_line_of_the_stream_and_a_document(tmp_path):
 
 
 def test_rows_are_counted_while_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("linrec.text.rows.ROWS", 4)
+    monkeypatch.setattr("linrec.lab.corpora.rows.ROWS", 4)
     texts = DatasetRows(saved(tmp_path / "d", train=ROWS))
     reads = []
     assert "".join(texts.stream("train", reads.append)) == STREAM

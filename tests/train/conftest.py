@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from linrec.lab.tasks import MemoryHorizon
+from linrec.lab.train import LoopConfig, OptimConfig, TrainConfig
 from linrec.models import ModelConfig
-from linrec.tasks import MemoryHorizon
-from linrec.train import LoopConfig, OptimConfig, TrainConfig
 
 # small enough that a run takes a fraction of a second: 3 epochs of 5 batches
 TASK = MemoryHorizon(length=8, n_resets=1, modulus=5, n_samples=28, n_validation=4, n_test=3)

@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from linrec.lab.tasks import NO_TARGET, Batch, LanguageModeling, TokenSplit
+from linrec.lab.train import ConfigError, InterruptedRunError, TrainConfig, fit, load_run
+from linrec.lab.train import loop as loop_module
+from linrec.lab.train.carried import Carried
+from linrec.lab.train.checkpoint import CURRENT
+from linrec.lab.train.data import Batches
+from linrec.lab.train.fabric import Fabric, make_fabric
+from linrec.lab.train.loop import _check_carried
+from linrec.lab.train.step import Objective, evaluate, train_step
 from linrec.models import LanguageModel, MemoryConfig
-from linrec.tasks import NO_TARGET, Batch, LanguageModeling, TokenSplit
-from linrec.train import ConfigError, InterruptedRunError, TrainConfig, fit, load_run
-from linrec.train import loop as loop_module
-from linrec.train.carried import Carried
-from linrec.train.checkpoint import CURRENT
-from linrec.train.data import Batches
-from linrec.train.fabric import Fabric, make_fabric
-from linrec.train.loop import _check_carried
-from linrec.train.step import Objective, evaluate, train_step
 from tests.tiers import tiered
 
 from .test_resume import assert_same_run, stop_at

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from linrec import files, tensor_files
 from linrec.files import partial_of
-from linrec.train import CheckpointError
-from linrec.train import checkpoint as module
-from linrec.train.checkpoint import (
+from linrec.lab.train import CheckpointError
+from linrec.lab.train import checkpoint as module
+from linrec.lab.train.checkpoint import (
     CURRENT,
     PREVIOUS,
     Checkpoint,

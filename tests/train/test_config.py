@@ -3,12 +3,12 @@ import json
 
 import pytest
 
-from linrec import tasks
+from linrec.lab import tasks
+from linrec.lab.tasks import MemoryHorizon
+from linrec.lab.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, get_recipe, recipe_names
+from linrec.lab.train.config import config_from_dict, config_to_dict, differences
+from linrec.lab.train.recipes import recipe_summary
 from linrec.models import ModelConfig
-from linrec.tasks import MemoryHorizon
-from linrec.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, get_recipe, recipe_names
-from linrec.train.config import config_from_dict, config_to_dict, differences
-from linrec.train.recipes import recipe_summary
 
 
 @pytest.mark.parametrize("name", recipe_names())

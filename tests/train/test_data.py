@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import MemoryHorizon, TokenSplit
-from linrec.train import ConfigError
-from linrec.train.data import Batches, begins_epoch, epoch_order, staged
+from linrec.lab.tasks import MemoryHorizon, TokenSplit
+from linrec.lab.train import ConfigError
+from linrec.lab.train.data import Batches, begins_epoch, epoch_order, staged
 
 SPLIT = MemoryHorizon(length=8, n_resets=1, n_samples=15, n_validation=2, n_test=2).split("train")
 CPU = torch.device("cpu")

@@ -26,10 +26,9 @@ from linrec import tensor_files
 from linrec.cli import main
 from linrec.cli.dispatch import PATIENCE
 from linrec.files import locked
-from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.tasks import NO_TARGET, MemoryHorizon, Split
-from linrec.tasks.adding import Adding
-from linrec.train import (
+from linrec.lab.tasks import NO_TARGET, MemoryHorizon, Split
+from linrec.lab.tasks.adding import Adding
+from linrec.lab.train import (
     CheckpointError,
     ConfigError,
     InterruptedRunError,
@@ -40,9 +39,10 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train.checkpoint import CURRENT
-from linrec.train.fabric import make_fabric
-from linrec.train.step import train_step
+from linrec.lab.train.checkpoint import CURRENT
+from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.step import train_step
+from linrec.models import ModelConfig, SequenceClassifierConfig
 from tests.tiers import thorough
 
 from .test_checkpoint import full_disk, truncate
@@ -100,7 +100,7 @@ def asked_to_stop(after: int, *, rank: int) -> Iterator[None]:
         if next(steps) == after and int(os.environ.get("RANK", "0")) == rank:
             signal.raise_signal(signal.SIGTERM)
 
-    with mock.patch("linrec.train.loop.train_step", stepped):
+    with mock.patch("linrec.lab.train.loop.train_step", stepped):
         yield
 
 

@@ -17,9 +17,8 @@ import torch
 
 from linrec import files
 from linrec.files import LOCK, partial_of
-from linrec.models import ModelConfig
-from linrec.tasks import LanguageModeling
-from linrec.train import (
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import (
     DivergedError,
     LoopConfig,
     RunFolderError,
@@ -28,8 +27,9 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train.checkpoint import BEST, CURRENT, Checkpoint, save_best
-from linrec.train.config import config_to_dict
+from linrec.lab.train.checkpoint import BEST, CURRENT, Checkpoint, save_best
+from linrec.lab.train.config import config_to_dict
+from linrec.models import ModelConfig
 from tests.tiers import thorough, tiered
 
 from .test_checkpoint import full_disk
@@ -40,8 +40,8 @@ DIVERGES: dict[str, Any] = {"optim": {"lr": 1e38}}
 
 TRAIN = """
 import json, sys
-from linrec.train import fit
-from linrec.train.config import config_from_dict
+from linrec.lab.train import fit
+from linrec.lab.train.config import config_from_dict
 def wait(progress):
     # a slow step is reported before its checkpoint is written
     if progress.logged:
@@ -181,7 +181,7 @@ def test_the_best_model_of_an_earlier_start_is_forgotten(tiny: Tiny, tmp_path: P
     straight = fit(config, tmp_path / "straight")
     with pytest.raises(DivergedError):
         fit(tiny(keep="best", eval_every=2, **DIVERGES), tmp_path / "other")
-    crash = mock.patch("linrec.train.loop.save_checkpoint", full_disk)
+    crash = mock.patch("linrec.lab.train.loop.save_checkpoint", full_disk)
     with crash, pytest.raises(OSError, match="No space left"):
         fit(config, tmp_path / "run")
     assert (tmp_path / "run" / BEST).exists() and not (tmp_path / "run" / CURRENT).exists()

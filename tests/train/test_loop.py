@@ -14,11 +14,10 @@ from torch import Tensor
 
 from linrec.files import read_json
 from linrec.generation import generate
-from linrec.models import ModelConfig
-from linrec.tasks import LanguageModeling
-from linrec.tasks.copying import Copying
-from linrec.tasks.segment_copy import SegmentCopy
-from linrec.train import (
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.tasks.copying import Copying
+from linrec.lab.tasks.segment_copy import SegmentCopy
+from linrec.lab.train import (
     ConfigError,
     DivergedError,
     InterruptedRunError,
@@ -28,13 +27,14 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train import checkpoint as checkpoint_module
-from linrec.train import loop as loop_module
-from linrec.train.checkpoint import load_checkpoint
-from linrec.train.config import config_from_dict, config_to_dict
-from linrec.train.optim import gradient_norm
-from linrec.train.run import RESULT, read_result
-from linrec.train.step import Objective
+from linrec.lab.train import checkpoint as checkpoint_module
+from linrec.lab.train import loop as loop_module
+from linrec.lab.train.checkpoint import load_checkpoint
+from linrec.lab.train.config import config_from_dict, config_to_dict
+from linrec.lab.train.optim import gradient_norm
+from linrec.lab.train.run import RESULT, read_result
+from linrec.lab.train.step import Objective
+from linrec.models import ModelConfig
 from tests.tiers import thorough
 
 from .test_resume import TIMES, assert_same_run, stop_at
@@ -300,7 +300,7 @@ def test_a_gradient_that_is_not_finite_pushes_no_good_checkpoint_out(
         norm = gradient_norm(parameters)
         return norm * float("nan") if next(steps) == 10 else norm
 
-    monkeypatch.setattr("linrec.train.step.gradient_norm", poisoned)
+    monkeypatch.setattr("linrec.lab.train.step.gradient_norm", poisoned)
     with pytest.raises(DivergedError, match="the gradient is not finite at step 10"):
         fit(tiny(checkpoint_every=5), tmp_path)
     assert load_checkpoint(tmp_path).about["step"] == 5

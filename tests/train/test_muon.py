@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from linrec.lab.train.muon import COEFFICIENTS, STEPS, Muon, orthogonalized
 from linrec.testing import assert_agree, generator
-from linrec.train.muon import COEFFICIENTS, STEPS, Muon, orthogonalized
 
 SHAPES = [(6, 3), (3, 6), (3, 6), (4, 4)]
 

@@ -1,10 +1,10 @@
 import torch
 from torch import nn
 
+from linrec.lab.train import OptimConfig
+from linrec.lab.train.optim import gradient_norm, make_optimizers, parameter_groups, set_learning_rate
 from linrec.models import LanguageModel, preset
 from linrec.nn.parameters import mark
-from linrec.train import OptimConfig
-from linrec.train.optim import gradient_norm, make_optimizers, parameter_groups, set_learning_rate
 
 CONFIG = OptimConfig(lr=0.1, transition_lr=0.02, weight_decay=0.3)
 

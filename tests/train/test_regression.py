@@ -12,15 +12,15 @@ import torch
 from rich.console import Console
 
 from linrec.cli.main import main
+from linrec.lab.tasks import Split, Task
+from linrec.lab.tasks.adding import Adding
+from linrec.lab.tasks.mackey_glass import MackeyGlass
+from linrec.lab.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
+from linrec.lab.train.display import Display
+from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.result import Progress
+from linrec.lab.train.step import Objective, evaluate, train_step
 from linrec.models import ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.tasks import Split, Task
-from linrec.tasks.adding import Adding
-from linrec.tasks.mackey_glass import MackeyGlass
-from linrec.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
-from linrec.train.display import Display
-from linrec.train.fabric import make_fabric
-from linrec.train.result import Progress
-from linrec.train.step import Objective, evaluate, train_step
 from tests.tiers import thorough
 
 FEW: dict[str, Any] = {"n_train": 28, "n_validation": 7, "n_test": 7}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from linrec import tensor_files
 from linrec.files import LOCK
-from linrec.train import (
+from linrec.lab.train import (
     CheckpointError,
     InterruptedRunError,
     Progress,
@@ -23,8 +23,8 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train.checkpoint import CURRENT, PREVIOUS
-from linrec.train.interrupt import Interrupt
+from linrec.lab.train.checkpoint import CURRENT, PREVIOUS
+from linrec.lab.train.interrupt import Interrupt
 from tests.tiers import thorough
 
 from .test_checkpoint import full_disk, truncate
@@ -122,7 +122,9 @@ def test_a_run_names_the_machine_of_each_part(tiny: Tiny, tmp_path: Path, monkey
     assert load_run(tmp_path).about == first
     origin = {name: first[name] for name in ("commit", "dirty", "versions", "device")}
     for name, crash in (("one", 8), ("lost", 8), ("two", 9)):
-        monkeypatch.setattr("linrec.train.loop.provenance", lambda _, name=name: {**origin, "commit": name})
+        monkeypatch.setattr(
+            "linrec.lab.train.loop.provenance", lambda _, name=name: {**origin, "commit": name}
+        )
         with pytest.raises(RuntimeError):
             fit(config, tmp_path, resume=True, progress=crash_at(crash))
     fit(config, tmp_path, resume=True)

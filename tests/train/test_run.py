@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from linrec.files import read_json
-from linrec.train import RunFolderError, TrainConfig, TrainError, fit, load_run
-from linrec.train.metrics import MetricsLog, read_metrics
-from linrec.train.run import read_result, write_json
+from linrec.lab.train import RunFolderError, TrainConfig, TrainError, fit, load_run
+from linrec.lab.train.metrics import MetricsLog, read_metrics
+from linrec.lab.train.run import read_result, write_json
 
 
 def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -13,14 +13,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.models.regional import compiling
-from linrec.tasks import NO_TARGET, Batch
-from linrec.tasks.labelled import LabelledTokens
-from linrec.train import LoopConfig, TrainConfig
-from linrec.train.fabric import make_fabric
-from linrec.train.optim import make_optimizers
-from linrec.train.step import (
+from linrec.lab.tasks import NO_TARGET, Batch
+from linrec.lab.tasks.labelled import LabelledTokens
+from linrec.lab.train import LoopConfig, TrainConfig
+from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.optim import make_optimizers
+from linrec.lab.train.step import (
     EAGER_STEPS,
     CapturedStep,
     Objective,
@@ -29,6 +27,8 @@ from linrec.train.step import (
     skipped_parameters,
     train_step,
 )
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
+from linrec.models.regional import compiling
 from tests.mixers import variants
 from tests.mixers.test_interface import OnTheDevice
 from tests.models import test_stack_memory as stacks

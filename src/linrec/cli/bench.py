@@ -14,22 +14,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
-from linrec.bench.jobs import FILE, write_job
-from linrec.bench.page import write_page
-from linrec.bench.schedule import outcome_of
-from linrec.bench.standings import Standing, level, standings, validation_loss
-from linrec.bench.variants import split_list
-from linrec.bench.widths import Sizes, equally_many
 from linrec.cli import queue
 from linrec.cli.options import BenchOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
-from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
-from linrec.report.scores import FORMATS
-from linrec.train.processes import program
+from linrec.lab.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
+from linrec.lab.bench.jobs import FILE, write_job
+from linrec.lab.bench.page import write_page
+from linrec.lab.bench.schedule import outcome_of
+from linrec.lab.bench.standings import Standing, level, standings, validation_loss
+from linrec.lab.bench.variants import split_list
+from linrec.lab.bench.widths import Sizes, equally_many
+from linrec.lab.report.over_seeds import format_mean_and_spread, mean_and_spread
+from linrec.lab.report.scores import FORMATS
+from linrec.lab.train.processes import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""

@@ -8,10 +8,10 @@ from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.convert import ConversionError, to_hugging_face
 from linrec.errors import ConfigError
+from linrec.lab.train import load_run
+from linrec.lab.train.processes import program
+from linrec.lab.train.start import open_start, tokenizer_for, write_converted
 from linrec.models import LanguageModel
-from linrec.train import load_run
-from linrec.train.processes import program
-from linrec.train.start import open_start, tokenizer_for, write_converted
 
 
 def run(words: list[str]) -> int:

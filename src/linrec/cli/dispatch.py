@@ -103,7 +103,7 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(unknown("command", words[0], COMMANDS))
-        check_extra("train", f"`linrec {words[0]}`")
+        check_extra("lab", f"`linrec {words[0]}`")
         with warnings.catch_warnings(), _quiet_threads():
             warnings.showwarning = _show_warning
             # complex states have their own kernels, so the warning describes no loss that users could avoid
@@ -121,7 +121,7 @@ def _run(words: list[str]) -> int:
     except InterruptedRunError as error:
         return _say(error, 130)
     except LostProcessError as error:
-        from linrec.train.processes import says_first
+        from linrec.lab.train.processes import says_first
 
         # any process may be the one that is left, and the others have no voice
         return _say(error, 1, aloud=says_first())

@@ -11,8 +11,8 @@ from linrec.cli.device import device_of
 from linrec.cli.options import EvalOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, printable
-from linrec.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
-from linrec.train import load_run
+from linrec.lab.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
+from linrec.lab.train import load_run
 
 
 def run(words: list[str]) -> int:
@@ -76,7 +76,7 @@ def _run_tasks(options: EvalOptions, command: str) -> int:
     with one_line_errors():
         _check(options, OF_TEXTS, "and --tasks exclude each other; leave one of them out")
         # it needs an extra
-        from linrec.hf.tasks import evaluate_tasks
+        from linrec.lab.publishing.harness import evaluate_tasks
 
         # notes on arguments of its own
         logging.getLogger("lm_eval").setLevel(logging.ERROR)

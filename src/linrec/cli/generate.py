@@ -11,9 +11,9 @@ from linrec.cli.options import GenerateOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
+from linrec.lab.train import ConfigError, TrainError, load_run
+from linrec.lab.train.language import language_task, tokenizer_of
 from linrec.text import StreamDecoder, Tokenizer
-from linrec.train import ConfigError, TrainError, load_run
-from linrec.train.language import language_task, tokenizer_of
 
 # tokens of context given to the decoder, because the spelling of a token may depend on the tokens before it
 CONTEXT = 8

@@ -9,9 +9,9 @@ from linrec.cli.device import device_of
 from linrec.cli.options import InspectOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
-from linrec.inspection import write_inspection
-from linrec.inspection.page import table
-from linrec.train import load_run
+from linrec.lab.inspection import write_inspection
+from linrec.lab.inspection.page import table
+from linrec.lab.train import load_run
 
 
 def run(words: list[str]) -> int:

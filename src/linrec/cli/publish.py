@@ -5,8 +5,8 @@ from transformers.utils import logging
 from linrec.cli.options import PublishOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.hf.publish import publish, push
-from linrec.train import load_run
+from linrec.lab.publishing.publish import publish, push
+from linrec.lab.train import load_run
 
 
 def run(words: list[str]) -> int:

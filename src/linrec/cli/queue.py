@@ -4,14 +4,14 @@ import sys
 import threading
 from pathlib import Path
 
-from linrec.bench.queue import Queue, read_queue
-from linrec.bench.worker import stop_without
 from linrec.cli.main import main
 from linrec.cli.options import QueueOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError
 from linrec.files import FolderInUseError, locked
+from linrec.lab.bench.queue import Queue, read_queue
+from linrec.lab.bench.worker import stop_without
 
 
 def run(words: list[str]) -> int:

@@ -4,18 +4,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from linrec.bench.page import write_page
-from linrec.bench.rows import make_row
 from linrec.cli.options import ReportOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import parse
 from linrec.files import reason
-from linrec.report import collect_runs, compare_runs, write_report
-from linrec.report.over_seeds import format_mean_and_spread
-from linrec.report.scores import FORMATS
-from linrec.report.stored import read_stored
-from linrec.report.tables import Stored
-from linrec.train import ConfigError, RunFolderError
+from linrec.lab.bench.page import write_page
+from linrec.lab.bench.rows import make_row
+from linrec.lab.report import collect_runs, compare_runs, write_report
+from linrec.lab.report.over_seeds import format_mean_and_spread
+from linrec.lab.report.scores import FORMATS
+from linrec.lab.report.stored import read_stored
+from linrec.lab.report.tables import Stored
+from linrec.lab.train import ConfigError, RunFolderError
 
 
 def run(words: list[str]) -> int:

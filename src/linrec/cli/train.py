@@ -13,12 +13,12 @@ from linrec.cli.help import train_help
 from linrec.cli.main import CtrlC
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse, peek
-from linrec.tasks import LanguageModeling, judged_by
-from linrec.train import ConfigError, Progress, TrainConfig, fit, get_recipe, load_run, recipe_names
-from linrec.train.display import Display
-from linrec.train.options import config_of, most_used, options_type
-from linrec.train.processes import program as this_program
-from linrec.train.start import Start, open_start
+from linrec.lab.tasks import LanguageModeling, judged_by
+from linrec.lab.train import ConfigError, Progress, TrainConfig, fit, get_recipe, load_run, recipe_names
+from linrec.lab.train.display import Display
+from linrec.lab.train.options import config_of, most_used, options_type
+from linrec.lab.train.processes import program as this_program
+from linrec.lab.train.start import Start, open_start
 
 
 def run(words: list[str]) -> int:

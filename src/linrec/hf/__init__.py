@@ -1,7 +1,7 @@
 """linrec's models as models of Hugging Face transformers: load, generate, evaluate, fine-tune, publish.
 
-Importing this package registers the classes with the Auto classes of transformers. `linrec.hf.publish` writes
-the folder of a run for others, and `linrec.hf.tasks` runs tasks of lm-eval.
+Importing this package registers the classes with the Auto classes of transformers. `linrec.lab.publishing`
+writes the folder of a run for others, and runs tasks of lm-eval.
 """
 
 from linrec.extras import check_version, import_extra

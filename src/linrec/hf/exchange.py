@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
@@ -13,26 +13,19 @@ from linrec.hf.config import LinrecConfig
 from linrec.hf.model import LinrecForCausalLM
 from linrec.models import LanguageModel
 
-if TYPE_CHECKING:
-    from linrec.train import Run
-
 __all__ = ["from_hugging_face", "to_hugging_face"]
 
 
-def to_hugging_face(
-    model: LanguageModel | Run | str | PathLike[str], folder: str | PathLike[str] | None = None
-) -> LinrecForCausalLM:
+def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = None) -> LinrecForCausalLM:
     """Return a model of linrec as a model of transformers, with equal logits.
 
     Args:
-        model: a model whose outputs are logits of its tokens, a run of such a model, or its run folder.
-        folder: where `save_pretrained` writes weights and configuration; None writes nothing. `publish`
-            writes the tokenizer and a model card too.
+        model: a model whose outputs are logits of its tokens, such as `load_run(folder).model()`.
+        folder: where `save_pretrained` writes weights and configuration; None writes nothing.
+            `linrec publish` writes the tokenizer and a model card too.
 
     Raises:
         ValueError: the model's outputs are not logits of its tokens.
-        ConfigError: the run did not train a language model.
-        RunFolderError: the run cannot be read.
 
     Example:
         >>> import torch
@@ -42,13 +35,6 @@ def to_hugging_face(
         >>> torch.equal(to_hugging_face(model)(tokens).logits, model(tokens)[0])
         True
     """
-    if isinstance(model, (str, PathLike)):
-        # models are loaded and served without the extra "train"
-        from linrec.train import load_run
-
-        model = load_run(model)
-    if not isinstance(model, LanguageModel):
-        model = model.model()
     config = model.config
     if config.n_outputs not in (None, config.vocab_size):
         raise ValueError(

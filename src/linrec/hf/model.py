@@ -59,7 +59,7 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *arguments: Any, **options: Any
     ) -> Any:
-        """Load a model as transformers does; weights in a folder that `linrec.hf.publish` wrote are verified.
+        """Load a model as transformers does; weights in a folder of `linrec publish` are verified.
 
         Raises:
             ValueError: a file is damaged.

@@ -27,7 +27,7 @@ class Undecayed(str):
 
 
 def name_undecayed(model: nn.Module) -> None:
-    """Rename the parameters that `linrec.train` does not decay: marked ones, and those of less than two axes.
+    """Rename the parameters that `linrec train` does not decay: marked ones, and those of less than two axes.
 
     Example:
         >>> from transformers.trainer_pt_utils import get_parameter_names

@@ -46,7 +46,7 @@ class Hyena(Mixer):
 
     Filters are functions of position with `length` taps, made by a small network; choose the length of the
     sequences in training as `length`. Longer sequences run, too, and no step sees further back than `length`
-    - 1 steps. The state is the inputs of each filter, up to `length` - 1 steps. `linrec.distillation.distill`
+    - 1 steps. The state is the inputs of each filter, up to `length` - 1 steps. `linrec.lab.distillation`
     turns a trained layer into a recurrence with a state of fixed size.
 
     | variant | argument |

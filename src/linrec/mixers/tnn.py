@@ -77,7 +77,7 @@ class TNN(Mixer):
 
     A network makes the taps of all channels of their distances. They fade with lambda. Without a `length`, a
     filter has all taps whose decay is at least 1e-8, 1,833 taps with lambda = 0.99. Sequences of any length
-    run. The state is the last inputs of the filter. `linrec.distillation.distill` turns a trained layer into
+    run. The state is the last inputs of the filter. `linrec.lab.distillation` turns a trained layer into
     a recurrence; with `method="exact"` and the `length` of training's sequences, by the conversion of the
     paper's second part.
 

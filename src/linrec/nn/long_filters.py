@@ -57,7 +57,7 @@ class LongFilter(Filter):
     """y_t = sum_{l < length} K_l u_{t-l}, whose taps `taps` makes: by FFT, with the past inputs as the state.
 
     The state grows with every step, up to the last `length` - 1 inputs, since no step sees further back. A
-    step has the cost of making and summing so many taps. `linrec.distillation` turns the filter into a
+    step has the cost of making and summing so many taps. `linrec.lab.distillation` turns the filter into a
     recurrence.
 
     Args:

@@ -1,7 +1,7 @@
 """Marks on parameters that the optimiser reads: which learning rate they take, and whether they decay.
 
-A module marks a parameter where it makes the parameter; `linrec.train` turns the marks into the optimiser's
-groups. Parameter names decide nothing.
+A module marks a parameter where it makes the parameter; `linrec.lab.train` turns the marks into the groups of
+the optimiser. Parameter names decide nothing.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,220 @@
+"""Jobs: an entry of a suite, a mixer and a seed, with the complete training configuration."""
+
+import dataclasses
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linrec.files import make_subfolder
+from linrec.lab.bench.suites import Entry
+from linrec.lab.bench.variants import Variant, folder_name, parse_variant
+from linrec.lab.bench.widths import Sizes, sizes, with_parameters
+from linrec.lab.report.stored import JOB as FILE
+from linrec.lab.report.stored import OUTCOME, read_record
+from linrec.lab.report.tables import RUN
+from linrec.lab.tasks.base import judged_by
+from linrec.lab.train import ConfigError, TrainConfig
+from linrec.lab.train.config import config_from_dict, config_to_dict
+from linrec.lab.train.run import write_json
+from linrec.text import DataError
+
+__all__ = ["Job", "make_jobs", "write_job"]
+
+NO_DATA = "no data"
+FAILED = "failed"
+NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric")
+"""The fields of a job that its row repeats, beside the configuration."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to train and score in a process of its own.
+
+    Args:
+        task: name of the suite's entry.
+        mixer: label of the mixer's variant: the mixer's name with its explicit arguments.
+        seed: seed of initialisation, batch order and dropout; the data are the same for all seeds.
+        config: the training configuration.
+        sizes: sizes of the model; None if the model cannot be built or depends on missing data.
+        trial: name of the learning rate that is tried; "" outside a learning rate sweep.
+        ended: status and message of a job that cannot start for lack of data or of a model; None otherwise.
+    """
+
+    task: str
+    mixer: str
+    seed: int
+    config: TrainConfig
+    sizes: Sizes | None
+    trial: str = ""
+    ended: tuple[str, str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Path of the job's folder, relative to the folder of the suite."""
+        return (
+            Path(self.task)
+            / folder_name(self.mixer)
+            / "-".join(filter(None, (f"seed-{self.seed}", self.trial)))
+        )
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The values of the fields in `NAMED`."""
+        found = (*(self.sizes[:2] if self.sizes else (None, None)), judged_by(self.config.task))
+        return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
+
+    def at(self, lr: float) -> "Job":
+        """Return a copy of the job with another learning rate, as a trial of a sweep."""
+        config = self.config
+        factor = lr / config.optim.lr
+        # parameters with their own learning rate keep its ratio to the common rate
+        transition_lr = None if config.optim.transition_lr is None else config.optim.transition_lr * factor
+        optim = dataclasses.replace(config.optim, lr=lr, transition_lr=transition_lr)
+        return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=f"lr-{lr:g}")
+
+
+def make_jobs(
+    entries: Sequence[Entry], mixers: Sequence[str], seeds: Sequence[int], *, parameters: int | None = None
+) -> list[Job]:
+    """Return the jobs of all entries, mixers and seeds, beginning with all jobs of the first seed.
+
+    On each task, all models have the same number of parameters, as nearly as widths that are multiples of 8
+    allow: by default the parameters of the first mixer's model at the width of the recipe. If the vocabulary
+    depends on missing data, or if a mixer's model cannot be built for the task, the job has no sizes and is
+    marked as ended, with a message.
+
+    Args:
+        entries: entries of the suite.
+        mixers: names or import paths of mixers, optionally with arguments, or patterns of mixers over depth;
+            see `parse_variant`.
+        seeds: integers of at least 0.
+        parameters: number of parameters of every model, instead of the first mixer's number.
+
+    Raises:
+        ConfigError: a mixer does not exist, cannot be built for any task, or is given twice.
+
+    Example:
+        >>> from linrec.lab.bench import get_suite
+        >>> jobs = make_jobs(get_suite("smoke")[:1], ["gla", "lru"], [0, 1])
+        >>> [str(job.folder) for job in jobs]
+        ['copying/gla/seed-0', 'copying/lru/seed-0', 'copying/gla/seed-1', 'copying/lru/seed-1']
+        >>> [job.mixer for job in make_jobs(get_suite("smoke")[:1], ["gla", "gla(n_heads=2)"], [0])]
+        ['gla', 'gla(n_heads=2)']
+    """
+    variants = _variants(mixers)
+    built: list[tuple[Entry, str, TrainConfig, Sizes | None, tuple[str, str] | None]] = []
+    unfit: dict[str, list[Exception]] = {variant.label: [] for variant in variants}
+    for entry in entries:
+        recipe, missing = _prepared(entry)
+        wanted = parameters
+        for variant in variants:
+            try:
+                across: dict[str, Any] = {} if variant.memory is None else {"memory": variant.memory}
+                model = dataclasses.replace(
+                    recipe.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args), **across
+                )
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{variant.label} on {entry.name}: {error}") from error
+            found, ended = None, (NO_DATA, missing) if missing else None
+            if not missing:
+                try:
+                    if wanted is not None:
+                        model = with_parameters(model, wanted)
+                    found = sizes(model)
+                    wanted = wanted or found.parameters
+                except Exception as error:
+                    unfit[variant.label].append(error)
+                    ended = (FAILED, _unbuilt(error))
+            built.append((entry, variant.label, dataclasses.replace(recipe, model=model), found, ended))
+    for label, errors in unfit.items():
+        # a mixer that fits no task is a user error, better reported before the suite starts
+        if errors and len(errors) == len(entries):
+            raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
+    return [
+        Job(entry.name, mixer, seed, _seeded(config, seed), found, ended=ended)
+        for seed in seeds
+        for entry, mixer, config, found, ended in built
+    ]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type and the first line of an error's message."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
+def without_data(task: str, error: DataError) -> str:
+    """Return the message of missing data, with the option that names their path."""
+    return f"{error} In a suite, --data {task}=PATH says where the files are."
+
+
+def _unbuilt(error: Exception) -> str:
+    return f"its model cannot be built: {first_line(error)}"
+
+
+def _is_same(stored: dict[str, Any], wanted: dict[str, Any], *, trusted: Collection[str]) -> bool:
+    """Return whether a stored job is the wanted job; fields that the stored job lacks have their defaults."""
+    try:
+        config = config_to_dict(config_from_dict(stored["config"], trust_code=trusted))
+    except ConfigError:
+        return False
+    described = {**stored, "config": json.loads(json.dumps(config))}
+    return all(described.get(name) == wanted[name] for name in wanted)
+
+
+def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
+    """Create and return the folder of a job; if the job cannot start, also write its outcome.
+
+    Raises:
+        ConfigError: the folder has a job of another configuration.
+    """
+    folder = out / job.folder
+    # the round trip through JSON turns tuples into lists, as in the stored file
+    wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
+    # a job that never started may be overwritten: its configuration may change once its data or model exist
+    if (folder / FILE).exists() and not _never_began(folder):
+        if not _is_same(read_record(folder / FILE), wanted, trusted=job.config.model.import_paths):
+            raise ConfigError(
+                f"{folder} has a job of another configuration; give another --out, or remove this folder."
+            )
+        return folder
+    make_subfolder(out, job.folder)
+    write_json(folder / FILE, {**wanted, **about})
+    if job.ended:
+        status, message = job.ended
+        write_json(folder / OUTCOME, {"status": status, "message": message, "peak_bytes": None})
+    return folder
+
+
+def _never_began(folder: Path) -> bool:
+    """Return whether a job ended before it started, because its data or its model were missing."""
+    return (folder / OUTCOME).exists() and not (folder / RUN).exists()
+
+
+def _prepared(entry: Entry) -> tuple[TrainConfig, str]:
+    """Return an entry's configuration with the vocabulary of its data, and a message if data are missing."""
+    config = entry.config()
+    if config.task.vocab_size is None and config.task.n_features is None:
+        try:
+            return dataclasses.replace(config, task=config.task.prepared()), ""
+        except DataError as error:
+            return config, without_data(entry.name, error)
+    return config, ""
+
+
+def _variants(mixers: Sequence[str]) -> list[Variant]:
+    found: dict[str, Variant] = {}
+    for mixer in mixers:
+        try:
+            variant = parse_variant(mixer)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+        if variant.label in found:
+            raise ConfigError(f"mixers must be different; {variant.label!r} is given twice.")
+        found[variant.label] = variant
+    return [*found.values()]
+
+
+def _seeded(config: TrainConfig, seed: int) -> TrainConfig:
+    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, seed=seed))

@@ -1,0 +1,114 @@
+"""Style of all pictures: size, legible letters, and colours that colour-blind readers tell apart."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from linrec.files import replacing
+from linrec.lab.report.over_seeds import mean_and_spread
+
+LineStyle: TypeAlias = Literal["-", ":", "--"]
+Marker: TypeAlias = Literal["", "o", "s"]
+
+# Okabe and Ito's palette without its yellow, which is too light for lines on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+GREY = "#767676"
+# a narrow picture stays legible when a phone shows it at the width of its screen
+WIDTH_INCHES = 5.6
+LETTERS = 10
+# at this resolution each step of a sequence of 1,024 has a pixel of its own
+DOTS_PER_INCH = 300
+
+
+def colour(index: int) -> str:
+    """Return the colour of arm number `index`; after seven arms they repeat."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def dashes(index: int) -> LineStyle:
+    """Return the line of arm number `index`, which tells apart the arms of one colour."""
+    return "-" if index < len(COLOURS) else "--"
+
+
+def point(index: int) -> Marker:
+    """Return the point of arm number `index`, which tells apart the arms of one colour."""
+    return "o" if index < len(COLOURS) else "s"
+
+
+def make_figure(height: float) -> Figure:
+    """Return an empty figure of the common width and of `height` inches, outside pyplot's global state."""
+    return Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
+    """Label the axes, and leave out the lines that tell nothing."""
+    axes.set_xlabel(x, fontsize=LETTERS)
+    axes.set_ylabel(y, fontsize=LETTERS)
+    axes.tick_params(labelsize=LETTERS - 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def draw_mean_and_range(
+    axes: Axes,
+    x: Sequence[float],
+    columns: Iterable[Sequence[float]],
+    *,
+    colour: str,
+    label: str = "",
+    style: LineStyle = "-",
+    marker: Marker = "",
+) -> None:
+    """Draw the mean of the values at each `x` as a line, and their lowest to highest as a band."""
+    columns = list(columns)
+    means = [mean_and_spread(column).mean for column in columns]
+    axes.plot(x, means, style, marker=marker, color=colour, linewidth=1.6, label=label)
+    if any(len(column) > 1 for column in columns):
+        lowest, highest = [min(column) for column in columns], [max(column) for column in columns]
+        axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+
+
+def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Put a legend above the axes, its entries side by side as far as the picture has room for them.
+
+    Labels that are wider than the picture break at spaces.
+    """
+    canvas = FigureCanvasAgg(figure)
+    for n_columns in range(min(4, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
+        )
+        texts = legend.get_texts()
+        for text in texts:
+            # a dollar sign in a name begins no formula
+            text.set_parse_math(False)
+        wide = legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
+        if wide <= 1:
+            break
+        if n_columns == 1:
+            longest = int(max(len(text.get_text()) for text in texts) / wide)
+            for text in texts:
+                text.set_text(textwrap.fill(text.get_text(), longest, break_on_hyphens=False))
+            break
+        legend.remove()
+    lines = [text.get_text().count("\n") + 1 for text in texts]
+    # matplotlib fills one column after the other
+    n_rows = -(-len(lines) // n_columns) if max(lines, default=1) == 1 else sum(lines)
+    figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the picture as PNG, whole or not at all, and return its path."""
+    with replacing(path) as partial:
+        # no software version inside: the same data makes the same file
+        figure.savefig(partial, format="png", metadata={"Software": None})
+    return path

@@ -1,0 +1,281 @@
+"""Base classes of generated tasks: splits, new samples per epoch, probes, and scores of tokens.
+
+Every split has its own random generator. A longer training split does not change the other splits, and the
+data do not depend on the order in which splits are read. Splits have no samples in common: test samples are
+drawn first, then validation samples, and repeated samples are drawn again. Tasks of real numbers, whose
+samples always differ, are in `regression.py`.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linrec.errors import unknown
+from linrec.lab.tasks.base import (
+    NO_TARGET,
+    SPLIT_NAMES,
+    ObjectiveName,
+    Split,
+    SplitName,
+    compared,
+    require_at_least,
+)
+from linrec.lab.tasks.distinct import draw_distinct, fingerprints, split_generator
+
+AnyDrawn = TypeVar("AnyDrawn", bound="DrawnTask")
+
+
+class Drawn(NamedTuple):
+    """Generated samples of equal length, as NumPy arrays.
+
+    Args:
+        inputs: tokens, shape (n, t), int64; or features, (n, t, f), float32.
+        targets: class at every position, shape (n, t), int64, -100 without a target; for a regression, real
+            numbers, (n, t, f) or (n, f), float32, NaN without a target.
+        group: group of every position for scores by group, shape (n, t), int64, such as a number of pairs or
+            a distance; the task's `group_name` is its name. None for a task without groups.
+    """
+
+    inputs: NDArray[np.int64] | NDArray[np.float32]
+    targets: NDArray[np.int64] | NDArray[np.float32]
+    group: NDArray[np.int64] | None = None
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Drawn":
+        """Return the chosen samples."""
+        group = None if self.group is None else self.group[chosen]
+        return Drawn(self.inputs[chosen], self.targets[chosen], group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnTask(abc.ABC):
+    """Base class of tasks with generated samples; a subclass defines `draw`.
+
+    Args:
+        length: length of a sample: the number of steps, unless the task defines it otherwise.
+        n_train: number of training samples, per epoch if `fresh`.
+        n_validation: number of validation samples.
+        n_test: number of test samples, and of samples in every probe.
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
+        test_lengths: lengths of additional test sets; see `probes`.
+        seed: seed of the data only.
+
+    Raises:
+        ValueError: a field is out of range, or there are too few distinct samples.
+    """
+
+    length: int
+    n_train: int = 10_000
+    n_validation: int = 1_000
+    n_test: int = 1_000
+    fresh: bool = False
+    test_lengths: tuple[int, ...] = ()
+    seed: int = 0
+    section: ClassVar[str] = "task"
+    reset_token: ClassVar[int | None] = None
+    continuous: ClassVar[bool] = False
+    """Whether samples are real numbers, which never repeat and need no comparison with other samples."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
+        for length in self.test_lengths:
+            self.at_length(length)
+
+    @property
+    def unit(self) -> float | None:
+        """Length of a regular step, if batches have `dt` from the last feature; None for no `dt`."""
+        return None
+
+    @abc.abstractmethod
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples, a pure function of the fields and the random generator."""
+
+    def draw_held_out(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples for validation or testing; by default, `draw`.
+
+        A task overrides this method if some kinds of samples are so few that none would be left for training.
+        """
+        return self.draw(random, n)
+
+    def for_training(self, drawn: Drawn) -> Drawn:
+        """Return samples with the training targets; by default, unchanged."""
+        return drawn
+
+    def at_length(self, length: int) -> "DrawnTask":
+        """Return the task with longer or shorter sequences.
+
+        Args:
+            length: new value of the field `length`.
+        """
+        return dataclasses.replace(self, length=length, test_lengths=())
+
+    def prepared(self: AnyDrawn) -> AnyDrawn:
+        """Return the task itself, which does not depend on files."""
+        return self
+
+    def split(self, name: SplitName) -> Split:
+        """Return the samples of a split.
+
+        Args:
+            name: "train", "validation" or "test".
+
+        Returns:
+            Inputs and targets, each of shape (samples, t).
+
+        Raises:
+            ValueError: the split does not exist, or there are too few distinct samples.
+        """
+        # splits are drawn on demand, because a probe of long sequences only needs its test split
+        match name:
+            case "test":
+                return self._test
+            case "validation":
+                return self._validation
+            case "train":
+                return self._training
+        raise unknown("split", name, SPLIT_NAMES)
+
+    @cached_property
+    def probes(self) -> Mapping[str, Split]:
+        """Additional test samples for each length in `test_lengths`, by the length as a string."""
+        return {str(length): self.at_length(length).split("test") for length in self.test_lengths}
+
+    @cached_property
+    def _test(self) -> Split:
+        return self._split_of(self._drawn("test", self.n_test, frozenset()))
+
+    @cached_property
+    def _validation(self) -> Split:
+        return self._split_of(self._drawn("validation", self.n_validation, self._taken_by("test")))
+
+    @cached_property
+    def _training(self) -> Split:
+        return self._train(self._taken_by("test", "validation"), epoch=None, seed=0)
+
+    def _taken_by(self, *names: SplitName) -> frozenset[int]:
+        if self.continuous:
+            return frozenset()
+        splits = [self.split(name).inputs.numpy() for name in names]
+        return frozenset(number for split in splits for number in fingerprints(split).tolist())
+
+    def _drawn(self, name: SplitName, n: int, taken: frozenset[int], *more: int) -> Drawn:
+        """Draw n samples of a split that are not `taken`; validation and test samples are also distinct."""
+        random = split_generator(type(self).__name__, name, self.seed, *more)
+        draw = self.draw if name == "train" else self.draw_held_out
+        if self.continuous:
+            return draw(random, n)
+        rounds = draw_distinct(
+            functools.partial(draw, random),
+            n,
+            rows=lambda drawn: drawn.inputs,
+            name=f"the split {name!r} of {type(self).__name__}",
+            taken=taken,
+            repeats=name == "train",
+        )
+        found = [drawn.where(new) for drawn, new in rounds]
+        groups = [drawn.group for drawn in found if drawn.group is not None]
+        return Drawn(
+            np.concatenate([drawn.inputs for drawn in found]),
+            np.concatenate([drawn.targets for drawn in found]),
+            np.concatenate(groups) if groups else None,
+        )
+
+    def _split_of(self, drawn: Drawn) -> Split:
+        group = None if drawn.group is None else torch.from_numpy(drawn.group)
+        return Split(torch.from_numpy(drawn.inputs), torch.from_numpy(drawn.targets), group, self.unit)
+
+    def _train(self, held_out: frozenset[int], *, epoch: int | None, seed: int) -> Split:
+        more = () if epoch is None else (1 + epoch, seed)
+        samples = self._split_of(self.for_training(self._drawn("train", self.n_train, held_out, *more)))
+        if not self.fresh:
+            return samples
+        return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticTask(DrawnTask):
+    """Base class of generated token tasks, with targets at some or all steps; see `DrawnTask` for fields."""
+
+    n_features: ClassVar[int | None] = None
+    per_sequence: ClassVar[bool] = False
+    objective: ClassVar[ObjectiveName] = "classification"
+    group_name: ClassVar[str] = ""
+    """Name of the quantity in `Drawn.group`, such as "pairs"; empty for a task without groups."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Vocabulary size."""
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+
+    @property
+    @abc.abstractmethod
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the possible answers."""
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always predicting the most frequent target of the training split."""
+        targets = self.split("train").targets
+        majority = torch.bincount(targets[targets != NO_TARGET]).argmax()
+        wanted = self.split("test").targets
+        return float((wanted[wanted != NO_TARGET] == majority).double().mean())
+
+    def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
+        """Return scores of predictions on a split.
+
+        Args:
+            predictions: predicted classes, shape (n, t), any integer dtype, on any device.
+            split: the split of the targets.
+
+        Returns:
+            "accuracy", the fraction of correct positions among all positions with a target; "exact", the
+            fraction of samples with all targets correct; and for a task with groups "accuracy_by_GROUP", a
+            list of {GROUP: number, "accuracy", "count"}.
+
+        Raises:
+            ValueError: `predictions` has another shape than the targets.
+            TypeError: `predictions` are not integers (pass classes, not logits).
+        """
+        right, counted = compared(predictions, split.targets)
+        scores: dict[str, Any] = {
+            "accuracy": float(right[counted].double().mean()),
+            "exact": float((right | ~counted).all(1).double().mean()),
+        }
+        if split.group is not None:
+            of = split.group[counted]
+            scores[f"accuracy_by_{self.group_name}"] = [
+                {
+                    self.group_name: int(value),
+                    "accuracy": float(right[counted][of == value].double().mean()),
+                    "count": int((of == value).sum()),
+                }
+                for value in of.unique()
+            ]
+        return scores
+
+
+def require_longer_probes(task: DrawnTask) -> None:
+    """Check that probes are longer than training strings, because probes may repeat training strings.
+
+    Raises:
+        ValueError: a length in `test_lengths` is not greater than `length`.
+    """
+    if any(length <= task.length for length in task.test_lengths):
+        raise ValueError(
+            f"`test_lengths` must be greater than `length` = {task.length}, the longest training string; got "
+            f"{task.test_lengths}. The scores of the test split include shorter lengths."
+        )

@@ -1,0 +1,402 @@
+"""Creating and reading run folders.
+
+- `config.json`: configuration, command, number of steps, commit, versions, device;
+- `metrics.jsonl`: a JSON object per logged window or evaluation;
+- `tensorboard/`: the same records for TensorBoard;
+- `checkpoint.safetensors`, `checkpoint.previous.safetensors`: see `linrec.lab.train.checkpoint`;
+- `best.safetensors`: the model of the lowest validation loss, if the run keeps this model;
+- `tokenizer.json`: the tokenizer of a language model, so that the model can be used without its data;
+- `result.json`: the result, written at the end;
+- `.lock`: locked while a process trains here; contains the process id.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from linrec import files
+from linrec.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError, nearest
+from linrec.field_types import check_content
+from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason
+from linrec.lab.tasks.language_modeling import LanguageModeling
+from linrec.lab.train.checkpoint import (
+    BEST,
+    CURRENT,
+    DAMAGED,
+    PREVIOUS,
+    check_weights,
+    load_best,
+    load_checkpoint,
+)
+from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict, differences
+from linrec.lab.train.metrics import FILE as METRICS
+from linrec.lab.train.metrics import read_metrics
+from linrec.lab.train.provenance import About
+from linrec.lab.train.result import Result, StoredResult
+from linrec.models import (
+    LanguageModel,
+    ModelConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    StackConfig,
+)
+from linrec.text import read_tokenizer
+
+CONFIG = "config.json"
+RESULT = "result.json"
+# files that a new run must not replace
+VALUABLE = (RESULT, CURRENT, PREVIOUS, DAMAGED, BEST)
+C = TypeVar("C", bound=StackConfig)
+M = TypeVar("M", bound=torch.nn.Module)
+# files left behind by a run that failed before writing its configuration
+LEFT_BEHIND = {LOCK, partial_of(Path(CONFIG)).name}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, finished or not, as read from its folder.
+
+    Args:
+        path: the run folder.
+        config: the complete configuration.
+        metrics: the records of `metrics.jsonl` in order. All records have step, epoch, split, loss, accuracy
+            (except for a regression) and seconds; records of split "train" also have lr, grad_norm and
+            steps_per_second.
+        result: the content of `result.json`; None while the run has not finished.
+        about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run; for
+            a language model also "tokenizer", the fingerprint of its tokenizer. "resumed" has the step and
+            the provenance of each part that another commit, device or version continued.
+        extra: JSON that other commands wrote into the run folder, by name, such as the "perplexity" of
+            `linrec eval`; `linrec.lab.report` reads it.
+    """
+
+    path: Path
+    config: TrainConfig
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    about: dict[str, Any]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def model(self, device: torch.device | str = "cpu") -> LanguageModel:
+        """Return the best model, or else the model of the newest checkpoint, in evaluation mode.
+
+        Args:
+            device: device of the model.
+
+        Raises:
+            RunFolderError: the run has no checkpoint yet.
+            CheckpointError: no checkpoint is usable, or the checkpoint does not match the configuration.
+            ConfigError: the run trained a classifier; use `classifier` instead.
+        """
+        if not isinstance(self.config.model, ModelConfig):
+            raise ConfigError(f"{self.path} is a sequence classifier, not a language model.")
+        return self._loaded(LanguageModel, self.config.model).to(device).eval()
+
+    def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
+        """Return the model of a run that trained a classifier; see `model` for arguments and errors."""
+        if not isinstance(self.config.model, SequenceClassifierConfig):
+            raise ConfigError(f"{self.path} is a language model, not a sequence classifier.")
+        return self._loaded(SequenceClassifier, self.config.model).to(device).eval()
+
+    def _loaded(self, kind: Callable[[C], M], config: C) -> M:
+        best = load_best(self.path) if self.config.loop.keep == "best" else None
+        checkpoint = best or load_checkpoint(self.path)
+        if checkpoint is None:
+            raise RunFolderError(f"{self.path} has no checkpoint yet; train it until its first checkpoint.")
+        try:
+            if not config.import_paths:
+                # refuses a model that is larger than its weights before memory is allocated; mixers of users
+                # may read values of parameters, which the meta device does not have
+                with torch.device("meta"):
+                    check_weights(checkpoint, kind(config), self.path)
+            model = kind(config)
+        except (TypeError, ValueError) as error:
+            raise RunFolderError(f"{self.path / CONFIG} cannot be used: {error}") from error
+        check_weights(checkpoint, model, self.path)
+        model.load_state_dict(checkpoint.part("model."))
+        return model
+
+
+class Records(NamedTuple):
+    """The content of a run folder beside its weights; `Run` documents the fields.
+
+    `config` is JSON as it was read: parsing it may import code of others.
+    """
+
+    config: Any
+    about: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+
+def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str] = False) -> Run:
+    """Read a run folder.
+
+    A configuration may name a mixer by an import path, as in "my_package.my_module:MyMixer". Loading such a
+    configuration runs the mixer's code, so `load_run` refuses import paths unless the caller trusts them.
+
+    Args:
+        path: a folder that `linrec train --out` wrote.
+        trust_code: whether to import mixers by import path; or the import paths that are trusted.
+
+    Returns:
+        The run; its weights are loaded only when `run.model()` is called.
+
+    Raises:
+        RunFolderError: the folder does not exist, and the message gives the nearest name; or the folder is
+            not a valid run.
+        UntrustedCodeError: the configuration names a mixer by an import path that is not trusted.
+
+    Example:
+        >>> load_run("runs/no-such-run")
+        Traceback (most recent call last):
+        linrec.errors.RunFolderError: there is no run folder runs/no-such-run.
+    """
+    folder = Path(path)
+    return run_of(folder, read_records(folder), trust_code=trust_code)
+
+
+def run_of(
+    folder: Path,
+    records: Records,
+    *,
+    trust_code: bool | Collection[str] = False,
+    extra: Mapping[str, Any] | None = None,
+) -> Run:
+    """Return the run of records that were read before; other arguments and errors are those of `load_run`."""
+    try:
+        config = config_from_dict(records.config, trust_code=trust_code)
+    except UntrustedCodeError as error:
+        raise UntrustedCodeError(f"{folder / CONFIG}: {error}") from error
+    except ConfigError as error:
+        raise RunFolderError(f"{folder / CONFIG} cannot be used: {error}") from error
+    return Run(folder, config, records.metrics, records.result, records.about, extra or {})
+
+
+def read_records(folder: Path) -> Records:
+    """Read a run folder without parsing its configuration, so that no untrusted code can run.
+
+    Raises:
+        RunFolderError: the folder does not exist or is not a valid run.
+    """
+    with _one_line(folder):
+        stored = _read_json(folder, CONFIG)
+        result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
+        try:
+            metrics = read_metrics(folder)
+        except ValueError as error:
+            raise RunFolderError(f"the metrics of {folder} cannot be read: {error}") from error
+        if result is not None and result.get("records", len(metrics)) != len(metrics):
+            raise RunFolderError(
+                f"{folder / METRICS} is damaged: it has {len(metrics)} records, and {RESULT} counts "
+                f"{result['records']}. Restore it, or delete {RESULT} and continue with --resume {folder}."
+            )
+    about = {name: value for name, value in stored.items() if name != "config"}
+    return checked(folder, Records(stored.get("config"), about, metrics, result))
+
+
+def checked(folder: Path, records: Records) -> Records:
+    """Return the records of a run folder if their fields have the right types.
+
+    Raises:
+        RunFolderError: a field has another type.
+    """
+    check_content(folder / CONFIG, records.about, About)
+    if records.result is not None:
+        check_content(folder / RESULT, records.result, StoredResult)
+    return records
+
+
+def read_result(folder: Path) -> Result:
+    """Return the result of a run that has finished.
+
+    Raises:
+        RunFolderError: `result.json` is missing or damaged.
+    """
+    stored = check_content(folder / RESULT, _read_json(folder, RESULT), StoredResult)
+    try:
+        return Result(
+            **{
+                field.name: stored[field.name]
+                for field in dataclasses.fields(Result)
+                # results of older versions lack newer fields, which have defaults
+                if field.name in stored or field.default is field.default_factory is dataclasses.MISSING
+            }
+        )
+    except KeyError as error:
+        raise RunFolderError(f"{folder / RESULT} cannot be used: it has no {error}.") from error
+
+
+def open_run_folder(
+    folder: Path, config: TrainConfig, about: dict[str, Any], held: ExitStack, *, resume: bool
+) -> str | None:
+    """Create the folder of a new run, or check the folder of a run to resume, and lock it.
+
+    A run without a checkpoint and a result starts from the beginning, with or without `resume`.
+
+    Args:
+        folder: the run folder.
+        config: the configuration of the run.
+        about: command, steps and provenance, for `config.json`.
+        held: exit stack that holds the lock until it is closed.
+        resume: whether to resume the run in the folder.
+
+    Returns:
+        The command that started the run.
+
+    Raises:
+        RunFolderError: a new run would overwrite files, the run to resume has another configuration, or
+            another process trains in the folder.
+    """
+    tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
+    if resume:
+        # the mixers of `config` are trusted, because the caller has already imported them
+        run = load_run(folder, trust_code=config.model.import_paths)
+        held.enter_context(lock_run_folder(folder))
+        changed = differences(run.config, config)
+        # the strategy may change, because the number of processes may change
+        changed.pop("loop.strategy", None)
+        for name, (stored, given) in changed.items():
+            raise RunFolderError(
+                f"{folder} was started with {name} = {stored}, not {given}; "
+                "a resumed run keeps its configuration: leave the option out, or start a new run with --out."
+            )
+        about = {**about, "command": run.about.get("command")}
+        if _valuable(folder):
+            if tokenizer is not None and read_tokenizer(folder).fingerprint != tokenizer.fingerprint:
+                raise RunFolderError(
+                    f"{folder} was trained with another version of the tokenizer {tokenizer.name!r}; "
+                    "restore the text and the tokenizer of the run, or start a new run with --out."
+                )
+            return about["command"]
+    else:
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            # checkpoints cannot be written to such a path
+            raise RunFolderError(
+                f"the name of the run folder {folder} must be UTF-8: choose another."
+            ) from error
+        # checked before locking, too: no lock file may be left in a folder that is not a run
+        _check_unused(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"could not create the folder {folder}: {reason(error)}.") from error
+        held.enter_context(lock_run_folder(folder))
+        _check_unused(folder)
+    if tokenizer is not None:
+        about = {**about, "tokenizer": tokenizer.fingerprint}
+    # written first, because this file makes the run resumable
+    write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
+    if tokenizer is not None:
+        try:
+            tokenizer.save(folder)
+        except OSError as error:
+            raise TrainError(f"could not write the tokenizer to {folder}: {reason(error)}.") from error
+    return about["command"]
+
+
+def note_resumed(folder: Path, step: int, origin: dict[str, Any]) -> None:
+    """Add the provenance of a resumed run to `config.json` if it differs from that of the part before."""
+    stored = _read_json(folder, CONFIG)
+    # a part that was killed before its first checkpoint left nothing
+    parts = [part for part in stored.get("resumed", ()) if part["step"] < step]
+    before = parts[-1] if parts else stored
+    if any(before.get(name) != value for name, value in origin.items()):
+        parts.append({"step": step, **origin})
+    if parts != stored.get("resumed", []):
+        config = stored.pop("config")
+        write_json(folder / CONFIG, {**stored, "resumed": parts, "config": config})
+
+
+def lock_run_folder(folder: Path) -> ExitStack:
+    """Return a context that holds the lock of a run folder.
+
+    Raises:
+        RunFolderError: another process trains in the folder, or the lock cannot be written.
+    """
+    held = ExitStack()
+    try:
+        held.enter_context(locked(folder))
+    except FolderInUseError as error:
+        raise RunFolderError(
+            f"{folder}: {error.process} trains here; wait until it ends, or stop it, or pass another --out."
+        ) from error
+    except OSError as error:
+        raise RunFolderError(f"{folder / LOCK} cannot be locked: {reason(error)}.") from error
+    return held
+
+
+def never_began(folder: Path) -> bool:
+    """Return whether a folder contains only files of a run that failed before writing its configuration."""
+    return set(os.listdir(folder)) <= LEFT_BEHIND
+
+
+def _valuable(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in VALUABLE)
+
+
+@contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    # without permission to enter the folder, even checking for a file raises an error
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or folder} cannot be read: {reason(error)}.") from error
+
+
+def _check_unused(folder: Path) -> None:
+    """Raise RunFolderError if a new run may not write to the folder."""
+    with _one_line(folder):
+        if not folder.exists():
+            return
+        names = set(os.listdir(folder)) - LEFT_BEHIND if folder.is_dir() else {folder.name}
+        # other programs also write files of this name
+        is_run = CONFIG in names and {"recipe", "config"} <= _read_json(folder, CONFIG).keys()
+        if names and not is_run:
+            raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
+        if _valuable(folder):
+            raise RunFolderError(
+                f"{folder} already holds a run; continue it with --resume {folder}, or pass another --out."
+            )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file as `linrec.files.write_json` does.
+
+    Raises:
+        TrainError: the file cannot be written, for example because the disk is full.
+    """
+    try:
+        files.write_json(path, content)
+    except OSError as error:
+        raise TrainError(f"could not write {path}: {reason(error)}.") from error
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    if not folder.is_dir():
+        beside = folder.parent
+        try:
+            # os.path.exists returns False for a neighbouring folder without permission, Path.exists raises
+            others = [name for name in os.listdir(beside) if os.path.exists(beside / name / CONFIG)]
+        except OSError:
+            others = []
+        hint = f"; did you mean {beside / nearest(folder.name, others)}?" if others else "."
+        raise RunFolderError(f"there is no run folder {folder}{hint}")
+    if not (folder / name).exists():
+        cure = " Start the run again with the command that made it." if never_began(folder) else ""
+        raise RunFolderError(f"{folder} is not a run folder: it has no {name}.{cure}")
+    try:
+        content = read_json(folder / name)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{folder / name} cannot be read: {reason(error)}.") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{folder / name} cannot be used: it is not a JSON object.")
+    return content

@@ -1,0 +1,373 @@
+"""One training step, its replay as a CUDA graph, and evaluation."""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64, Num
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
+from linrec.lab.train.carried import Carried
+from linrec.lab.train.data import on_device, stream_order
+from linrec.lab.train.fabric import Fabric
+from linrec.lab.train.optim import gradient_norm
+from linrec.lab.train.processes import any_process, gathered, summed
+from linrec.models import LanguageModel, SequenceClassifier
+from linrec.nn.added_loss import weighing_losses
+from linrec.nn.cross_entropy import linear_cross_entropy
+from linrec.trees import Tree, map_tree, replaced
+
+EAGER_STEPS = 3
+
+
+class Outcome(NamedTuple):
+    """The output of an `Objective`.
+
+    Args:
+        loss: cross-entropy in nats, or squared error for a regression, summed over all targets: a scalar.
+        correct: number of correctly predicted targets, 0 for a regression: a scalar.
+        predictions: the likeliest class at every position, (b, t), int64, or of every sequence, (b); for a
+            regression, real numbers in the shape of the targets.
+        state: the state after the last step, without gradients, if it was asked for; otherwise None.
+    """
+
+    loss: Float[Tensor, ""]
+    correct: Int64[Tensor, ""]
+    predictions: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
+    state: Tree = None
+
+
+class Objective(nn.Module):
+    """A model and its loss as a single module, which is distributed as a whole.
+
+    The loss is a sum over targets. The caller divides it by the number of targets in the whole batch, so that
+    micro-batches and several processes give the same gradient as the batch at once. For real-valued targets,
+    the loss is the squared error, and each number counts as a target.
+
+    Args:
+        model: the model. A language model never holds all logits in memory at once. A classifier has a
+            target per sequence or, without pooling, per step.
+    """
+
+    def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
+        super().__init__()
+        self.model = model
+        self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
+
+    def forward(
+        self,
+        inputs: Num[Tensor, "b t *f"],
+        targets: Num[Tensor, "b *n"],
+        reset: Bool[Tensor, "b t"] | None = None,
+        lengths: Int64[Tensor, "b *pair"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
+        state: Tree = None,
+        *,
+        keep_state: bool = False,
+    ) -> Outcome:
+        """Return loss and predictions; targets of -100 or NaN are ignored.
+
+        A language model begins with `state`, or with its initial state if that is None, and returns the state
+        after the last step with `keep_state`.
+        """
+        if isinstance(self.model, SequenceClassifier):
+            return self.scored(self.model(inputs, lengths=lengths, dt=dt), targets)
+        x, last = self.model.hidden(inputs, state, reset=reset, dt=dt, keep_state=keep_state)
+        outcome = self.scored(x, targets)
+        return replaced(outcome, state=map_tree(Tensor.detach, last)) if keep_state else outcome
+
+    def compile(self, **options: Any) -> None:
+        """Compile each block of the model and the loss; the options are those of `torch.compile`.
+
+        Blocks of equal structure share a compilation, so the first step of a deep model takes no longer than
+        the first step of a shallow one. Run the steps within `linrec.models.regional.compiling`.
+        """
+        for block in self.model.blocks:
+            block.compile(**options)
+        self.scored = torch.compile(self._scored, **options)
+
+    def _scored(self, x: Tensor, targets: Tensor) -> Outcome:
+        """Return the outcome, given the inputs of a language model's head or the outputs of a classifier."""
+        if isinstance(self.model, LanguageModel):
+            head = self.model.head
+            loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
+            return Outcome(loss, (predictions == targets).sum(), predictions)
+        outputs = x.float()
+        if targets.is_floating_point():
+            # replace NaN before subtracting, because the gradient would be NaN in spite of the mask
+            error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
+            return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
+        loss = F.cross_entropy(
+            outputs.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
+        )
+        predictions = outputs.argmax(-1)
+        return Outcome(loss, (predictions == targets).sum(), predictions)
+
+
+def train_step(
+    inputs: Num[Tensor, "b t *f"],
+    targets: Num[Tensor, "b *n"],
+    reset: Bool[Tensor, "b t"] | None,
+    lengths: Int64[Tensor, "b *pair"] | None = None,
+    dt: Float[Tensor, "b t"] | None = None,
+    *,
+    fabric: Fabric,
+    objective: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    window: Float[Tensor, "4"],
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    carried: Carried | None = None,
+) -> None:
+    """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
+
+    Several processes take a step together, each with its share of the batch.
+
+    Args:
+        inputs: tokens or features of this process's share of the batch.
+        targets: targets of the inputs, -100 or NaN for positions without a target.
+        reset: true where a document begins, or None.
+        lengths: number of steps before the padding of each sequence, or None without padding.
+        dt: time since the step before, or None for regular steps.
+        fabric: the Fabric that runs the backward pass and connects the processes.
+        objective: an `Objective` that Fabric has set up.
+        optimizers: optimisers that Fabric has set up.
+        window: running sums; this step's (loss, accuracy, gradient norm, 1) of the whole batch is added. The
+            accuracy of a regression is 0.
+        accumulate: number of micro-batches of this process's share; the gradient is of the whole batch.
+        clip_norm: maximum norm of the gradient; None disables clipping.
+        carried: the state of a language model before the batch, in whose place the state after the batch is
+            kept; needs `accumulate` = 1. None begins with the model's initial state and keeps no state.
+    """
+    n_targets = summed(fabric, has_target(targets).sum()).clamp(min=1)
+    # DDP and FSDP average gradients over the processes, so each process divides by n_targets / world_size
+    n_targets_each = n_targets / fabric.world_size
+    loss, correct = window.new_zeros(()), window.new_zeros(())
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    parts = [
+        (None,) * accumulate if tensor is None else tensor.chunk(accumulate)
+        for tensor in (inputs, targets, reset, lengths, dt)
+    ]
+    for place, piece in enumerate(zip(*parts, strict=True), start=1):
+        # the processes exchange gradients only after the last micro-batch
+        waits = fabric.no_backward_sync(objective, enabled=place < accumulate)  # type: ignore[arg-type]
+        with waits, weighing_losses(1 / accumulate):
+            state = None if carried is None else carried.state
+            outcome = objective(*piece, state, keep_state=carried is not None)
+            fabric.backward(outcome.loss / n_targets_each)
+        if carried is not None:
+            # in place, so not before the backward pass has read the state before
+            carried.keep(outcome.state)
+        loss, correct = loss + outcome.loss.detach(), correct + outcome.correct
+    # of the optimisers, because a walk through the modules takes longer than a small model's kernels
+    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    norm = gradient_norm(parameters)
+    if clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+    for optimizer in optimizers:
+        optimizer.step()
+    loss, correct = summed(fabric, torch.stack([loss, correct])) / n_targets
+    window += torch.stack([loss, correct, norm, torch.ones_like(norm)])
+
+
+@torch.no_grad()
+def evaluate(
+    fabric: Fabric,
+    objective: nn.Module,
+    task: Task,
+    split: Source,
+    *,
+    batch_size: int,
+    batches: int | None = None,
+    carry_state: bool = False,
+) -> dict[str, Any]:
+    """Return the scores of the model on a split; several processes share each batch.
+
+    Args:
+        fabric: the Fabric of the run.
+        objective: an `Objective` that Fabric has set up; it is in training mode afterwards.
+        task: the task, whose `score` may add scores.
+        split: the samples.
+        batch_size: sequences per batch, summed over all processes.
+        batches: number of batches from the start of the split, or of each stream; None takes all.
+        carry_state: whether each sequence of a language model begins with the final state of the sequence in
+            its row of the batch before. The split is cut into `batch_size` streams of equal length. Rows that
+            are beyond the end of a `TokenSplit` have no targets.
+
+    Returns:
+        "loss" in nats, the mean over all targets, and "accuracy"; for a regression only "loss", the mean
+        squared error. For a whole split, also the result of the task's `score`, if it has this method. Empty
+        for an empty split.
+    """
+    if not len(split):
+        return {}
+    device, processes = fabric.device, fabric.world_size
+    # sums of loss, correct predictions and targets, kept on the device to avoid syncs
+    sums = torch.zeros(3, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
+    scored = task if isinstance(task, ScoredTask) and batches is None else None
+    predictions = []
+    order, state = torch.arange(len(split)), None
+    if carry_state:
+        order = stream_order(-(-len(split) // batch_size) * batch_size, batch_size)
+    objective.eval()
+    for index in order.split(batch_size)[:batches]:
+        mine = split.rows(index[fabric.global_rank :: processes])
+        batch = on_device(_filled(mine, batch_size // processes), device)
+        outcome = objective(*batch, state, keep_state=carry_state)
+        state = outcome.state
+        sums += torch.stack([outcome.loss, outcome.correct, has_target(batch.targets).sum()])
+        if scored is not None:
+            # process r has the sequences r, r + world_size, ..., so the predictions are interleaved
+            dealt = torch.stack(gathered(fabric, outcome.predictions), dim=1).flatten(0, 1)
+            predictions.append(dealt[: len(index)].cpu())
+    objective.train()
+    loss, correct, n_targets = summed(fabric, sums).tolist()
+    scores = {"loss": loss / max(1, n_targets)}
+    if task.objective == "classification":
+        scores["accuracy"] = correct / max(1, n_targets)
+    if scored is not None:
+        scores |= scored.score(torch.cat(predictions), split)
+    return scores
+
+
+def _filled(batch: Batch, batch_size: int) -> Batch:
+    # fill up with sequences without targets, so that compiled code sees a single shape
+    missing = batch_size - len(batch.inputs)
+
+    def filled(tensor: Tensor, value: float = 0) -> Tensor:
+        # F.pad lists the axes from the last to the first
+        return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
+
+    inputs, targets, reset, lengths, dt = batch
+    return Batch(
+        filled(inputs),
+        filled(targets, math.nan if targets.is_floating_point() else NO_TARGET),
+        None if reset is None else filled(reset),
+        # length 1, because a sequence has at least one step
+        None if lengths is None else filled(lengths, 1),
+        None if dt is None else filled(dt, 1),
+    )
+
+
+def reads_values(model: LanguageModel | SequenceClassifier, batch: Batch) -> bool:
+    """Return whether a training step may read values of the batch to choose its kernels.
+
+    Such a step waits for the device, and a CUDA graph of it would repeat one batch's choice for all batches.
+    A memory across the stack may read `reset`: recurrent memory runs a row for each reset within a segment.
+
+    Args:
+        model: the model.
+        batch: the batch of the step.
+    """
+    memory = model.memory if isinstance(model, LanguageModel) else None
+    return memory is not None and batch.reset is not None
+
+
+def skipped_parameters(objective: nn.Module, batch: Batch) -> set[nn.Parameter]:
+    """Return the parameters without a gradient after a step: the loss of the batch does not depend on them.
+
+    A memory between segments, for example, is not read in a window that is no longer than a segment. The
+    random state of the devices does not change.
+
+    Args:
+        objective: an `Objective`.
+        batch: a batch on the objective's device.
+    """
+    with torch.random.fork_rng():
+        nodes: list[Any] = [objective(*batch).loss.grad_fn]
+    seen, parameters = set(nodes), {*objective.parameters()}
+    while nodes:
+        node = nodes.pop()
+        if node.name() == "torch::autograd::AccumulateGrad":
+            parameters.discard(node.variable)
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        nodes += new
+    return {parameter for parameter in parameters if parameter.requires_grad}
+
+
+def may_skip(fabric: Fabric, objective: Objective, batches: Iterable[Batch]) -> bool:
+    """Return whether a step of any process may leave parameters without a gradient; moves the objective.
+
+    Args:
+        fabric: the Fabric of the run.
+        objective: an `Objective` that is not set up yet.
+        batches: a batch of every shape, on the device of the run; a sequence of each is tried.
+    """
+    objective.to(fabric.device)
+    found = False
+    with fabric.autocast():
+        for batch in batches:
+            row = Batch(*(None if part is None else part[:1] for part in batch))  # type: ignore[arg-type]
+            # values of a later batch may choose other parameters
+            found = found or reads_values(objective.model, row) or bool(skipped_parameters(objective, row))
+    return any_process(fabric, found)
+
+
+class CapturedStep:
+    """A training step that is captured as a CUDA graph and replayed: a single launch instead of hundreds.
+
+    The first calls run the step eagerly, so that kernels are compiled and tuned and the optimiser's state is
+    created; the next call captures the graph. Arguments of other shapes, or with None in other places, start
+    again from eager calls. The step must return None and update its state in place.
+
+    Args:
+        step: a function of tensors on a CUDA device.
+        unless: a function of the same arguments that returns whether this call must run eagerly. Eager calls
+            do not change the graph of the other calls. None is for steps without these calls.
+        in_place: a function that returns the tensors that the step reads and writes where they are, besides
+            its arguments, and that others may replace. Other tensors than before start again from eager
+            calls. None is for steps without these tensors.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., None],
+        *,
+        unless: Callable[..., bool] | None = None,
+        in_place: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> None:
+        self._step = step
+        self._unless = unless
+        self._in_place = in_place
+        self._tensors: Sequence[Tensor] = ()
+        self._stream = torch.cuda.Stream()
+        self._shapes: list[tuple[int, ...] | None] = []
+        self._arguments: tuple[Tensor | None, ...] = ()
+
+    def __call__(self, *arguments: Tensor | None) -> None:
+        """Run the step once."""
+        if self._unless is not None and self._unless(*arguments):
+            self._run(*arguments)
+            return
+        shapes = [None if argument is None else tuple(argument.shape) for argument in arguments]
+        tensors = () if self._in_place is None else self._in_place()
+        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
+        if shapes != self._shapes or not same:
+            self._shapes, self._tensors, self._calls, self._arguments = shapes, tensors, 0, ()
+            self._graph = torch.cuda.CUDAGraph()
+        self._calls += 1
+        if self._calls <= EAGER_STEPS:
+            self._run(*arguments)
+            return
+        if not self._arguments:
+            self._arguments = tuple(None if a is None else a.clone() for a in arguments)
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._step(*self._arguments)
+        for static, argument in zip(self._arguments, arguments, strict=True):
+            if static is not None and argument is not None:
+                static.copy_(argument)
+        self._graph.replay()
+
+    def _run(self, *arguments: Tensor | None) -> None:
+        """Run the step eagerly."""
+        # on the capture stream, because autograd remembers the stream on which its nodes were created
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._step(*arguments)
+        torch.cuda.current_stream().wait_stream(self._stream)
