@@ -56,7 +56,9 @@ def reference(model: LanguageModel, split: TokenSplit, length: int) -> float:
     cuts = [*sorted(begins & {*range(len(tokens) - 1)}), len(tokens) - 1]
     for start, stop in itertools.pairwise(cuts):
         with torch.no_grad():
-            logits = model(torch.tensor([tokens[start:stop]]))[0][0]
+            # a document of a mixer with segments runs from its position in the window
+            state = model.init_state(1, position=start % length)
+            logits = model(torch.tensor([tokens[start:stop]]), state)[0][0]
         for row, target in zip(logits.tolist(), tokens[start + 1 : stop + 1], strict=True):
             top = max(row)
             total += top + math.log(math.fsum(math.exp(x - top) for x in row)) - row[target]

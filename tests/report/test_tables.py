@@ -68,7 +68,7 @@ def test_a_report_from_a_table_is_the_report_from_the_folders(
         made[name] = page.read_text().replace(str(folder), "FOLDER"), pictures
     assert made["old"] == made["new"]
     assert made["old"][1].keys() == {"learning_curves.png", "accuracy_by_span.png"}
-    assert "FOLDER/other/fixed-1 has no result" in made["new"][0]
+    assert "<li>fixed-1 has no result" in made["new"][0]
 
 
 def test_a_name_within_a_table_is_its_runs(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_a_run_that_has_just_begun_has_a_report(make_run, tmp_path):
     for sentence in (
         "has no result",
         "no learning curves",
-        f"No transitions to draw: {folder.name} has no che",
+        f"No transitions of {folder.name} to draw: {folder.name} has no che",
     ):
         assert sentence in text
     assert not list(tmp_path.glob("*.png"))
@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_is_missing_not_fatal(make_run, tmp_path):
     checkpoint = folder / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     text = Page(write_report([folder], tmp_path)).text
-    assert f"No transitions to draw: {folder.name}" in text and "not usable" in text
+    assert f"No transitions of {folder.name} to draw: checkpoint.safetensors is not usable" in text
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_a_report_needs_no_data(make_run, tmp_path, monkeypatch):
     monkeypatch.setattr(MemoryHorizon, "split", missing)
     page = Page(write_report([folder], tmp_path / "out"))
     assert {row[0]: row[1] for row in page.rows}["always the most frequent answer"] == "–"
-    assert "No transitions to draw: there is nothing at data" in page.text
+    assert " to draw: there is nothing at data" in page.text

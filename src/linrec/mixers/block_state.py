@@ -127,14 +127,19 @@ class BlockState(SegmentMixer):
     ) -> None:
         super().__init__(d_model, segment_length=segment_length, dropout=dropout)
         choice(Integration, integration=integration)
+        at_least(0, norm_eps=norm_eps)
         at_least(1, most=COUNT, n_states=n_states, or_none=True)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.sliding, self.by_filters = sliding, integration == "multi_filter"
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
         filters = {"single_head": 1, "multi_head": self.n_heads}.get(integration, self.n_states or FILTERS)
         linear = {"d_state": 2 * max(1, d_model // (2 * filters)), "activation": False, "output": "none"}
+        try:
+            kind = get(ssm)
+        except ValueError as error:
+            raise ValueError(f"`ssm` must name a mixer: {error}") from error
         given = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
-        self.filters = ParallelMixers((build(get(ssm), d_model, **given) for _ in range(filters)), name="ssm")
+        self.filters = ParallelMixers((build(kind, d_model, **given) for _ in range(filters)), name="ssm")
         self.recurrence = self.filters.recurrence
 
         width = self.n_heads * self.d_head

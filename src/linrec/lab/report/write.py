@@ -191,7 +191,7 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             model, task = run.model(), run.config.task
             tokens = task.split("test").rows(torch.tensor([0])).inputs[0]
         except (TrainError, DataError) as error:
-            missing.append(f"No transitions to draw: {error}")
+            missing.append(f"No transitions of {run.path} to draw: {error}")
             continue
         magnitudes = transition_magnitudes(model, tokens, task.reset_token)
         if magnitudes is None:
