@@ -1,0 +1,185 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linrec.lab.tasks import ScoredTask, Task
+from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
+from linrec.lab.train.config import config_from_dict, config_to_dict
+from linrec.models import SequenceClassifierConfig
+from linrec.text import DataError
+from tests.lab.tasks.cifar import NAMES, TEST, TRAIN, folder, pack, pack_empty, rows
+
+__all__ = ["folder"]
+# of every kind a damaged one, and what is said of it
+WHERE = "Download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass .* --data.path"
+
+
+def inputs_of(task, name):
+    split = task.split(name)
+    return split.rows(torch.arange(len(split))).inputs
+
+
+def test_a_step_is_the_red_green_and_blue_of_a_pixel_normalised_by_the_training_split(folder):
+    task = SequentialCIFAR(path=folder, n_validation=7)
+    values = TRAIN[0][:-7].transpose(0, 2, 3, 1).reshape(-1, 3) / 255
+    mean, std = values.mean(0), values.std(0)
+    for name, (images, labels) in {
+        "train": (TRAIN[0][:-7], TRAIN[1][:-7]),
+        "validation": (TRAIN[0][-7:], TRAIN[1][-7:]),
+        "test": TEST,
+    }.items():
+        inputs = inputs_of(task, name)
+        assert inputs.shape == (len(images), 1024, 3) and inputs.dtype == torch.float32
+        for row, column in ((0, 0), (0, 31), (5, 17), (31, 2)):
+            expected = (images[:, :, row, column] / 255 - mean) / std
+            np.testing.assert_allclose(inputs[:, 32 * row + column], expected, rtol=1e-5, atol=1e-6)
+        assert task.split(name).labels.tolist() == labels.tolist()
+
+
+def test_grey_is_that_of_other_programs(folder):
+    for part, images in (("train", TRAIN[0][:-7]), ("test", TEST[0])):
+        bytes_of = SequentialCIFAR(path=folder, n_validation=7, grey=True).split(part).pixels[..., 0]
+        for image, found in zip(images, bytes_of, strict=True):
+            grey = Image.fromarray(image.transpose(1, 2, 0)).convert("L")
+            assert found.tolist() == np.asarray(grey).reshape(-1).tolist()
+    task = SequentialCIFAR(path=folder, n_validation=7, grey=True)
+    inputs = inputs_of(task, "train").double()
+    assert inputs.shape == (13, 1024, 1) and task.n_features == 1
+    assert abs(float(inputs.mean())) < 1e-6 and float(inputs.std(correction=0)) == pytest.approx(1, abs=1e-6)
+
+
+def test_grey_pixels_may_be_tokens(folder):
+    task = SequentialCIFAR(path=folder, n_validation=7, grey=True, tokens=True)
+    assert (task.vocab_size, task.n_features) == (256, None)
+    grey = SequentialCIFAR(path=folder, n_validation=7, grey=True)
+    for name in ("train", "validation", "test"):
+        tokens = inputs_of(task, name)
+        assert tokens.dtype == torch.int64 and torch.equal(tokens, grey.split(name).pixels[..., 0].long())
+        assert torch.equal(task.split(name).labels, grey.split(name).labels)
+    for wrong in ({}, {"grey": True, "by_row": True}):
+        with pytest.raises(
+            ValueError, match="`tokens` needs `grey` = True and `by_row` = False; got `grey` = "
+        ):
+            SequentialCIFAR(tokens=True, **wrong)
+    with pytest.raises(
+        ValueError, match=r"need `tokens` = False; got `tokens` = True with \(\) and \(0.1,\)"
+    ):
+        SequentialCIFAR(grey=True, tokens=True, test_salt_and_pepper=(0.1,))
+
+
+def test_row_by_row_and_in_the_order_of_reversed_bits(folder):
+    plain = SequentialCIFAR(path=folder, n_validation=7).split("test").pixels
+    task = SequentialCIFAR(path=folder, n_validation=7, by_row=True)
+    assert task.n_features == 96 and torch.equal(task.split("test").pixels, plain.reshape(-1, 32, 96))
+    permuted = SequentialCIFAR(path=folder, n_validation=7, permuted=True, permutation="bit-reversal")
+    # 0, 512, 256, 768, 128: halves, quarters, eighths of 1,024
+    assert torch.equal(permuted.split("test").pixels[:, :5], plain[:, [0, 512, 256, 768, 128]])
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_salt_and_pepper_changes_all_colours_of_a_pixel(folder, by_row):
+    task = SequentialCIFAR(path=folder, n_validation=7, by_row=by_row, test_salt_and_pepper=(0.5,))
+    probe = task.probes["salt-and-pepper 0.5"]
+    pixels, clean = (split.pixels.reshape(-1, 3) for split in (probe, task.split("test")))
+    changed = (pixels != clean).any(1)
+    assert ((pixels[changed] == 0) | (pixels[changed] == 255)).all()
+    assert torch.equal(pixels[changed].amin(1), pixels[changed].amax(1))
+    assert abs(float(changed.double().mean()) - 0.5) < 4 * (0.25 / len(pixels)) ** 0.5
+
+
+def test_the_folder_around_it_and_the_archive_are_the_same_data(folder, tmp_path):
+    expected = SequentialCIFAR(path=folder, n_validation=7).split("train")
+    archive = pack(tmp_path / "cifar-10-binary.tar.gz", folder)
+    before = sorted(tmp_path.rglob("*"))
+    for path in (folder.parent, archive):
+        found = SequentialCIFAR(path=path, n_validation=7).split("train")
+        assert torch.equal(found.pixels, expected.pixels) and torch.equal(found.labels, expected.labels)
+    # nothing was unpacked
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_version_for_python_is_not_read(folder, tmp_path):
+    pickles = tmp_path / "cifar-10-batches-py"
+    pickles.mkdir()
+    # would raise if it were unpickled
+    (pickles / "data_batch_1").write_bytes(b"cos\nabort\n(tR.")
+    (around := tmp_path / "around").mkdir()
+    pickles.rename(around / pickles.name)
+    archive = pack_empty(tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1")
+    for path in (around, around / pickles.name, archive):
+        message = f"has the Python version of CIFAR-10. Its pickles .* are not read.* {WHERE}"
+        with pytest.raises(DataError, match=message) as caught:
+            SequentialCIFAR(path=path).prepared()
+        assert "\n" not in str(caught.value)
+
+
+def replaced(name, change):
+    def damage(folder):
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+        return folder
+
+    return damage
+
+
+def archived(change):
+    def damage(folder):
+        path = pack(folder.parent / "cifar.tar.gz", folder)
+        path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: folder / "gone",
+            f"gone.* does not exist. .* binary version of CIFAR-10. {WHERE}",
+        ),
+        (lambda folder: (folder / NAMES[2]).unlink() or folder, f"has no data_batch_3.bin, .*six.* {WHERE}"),
+        (lambda folder: pack_empty(folder / "x.tar.gz", "other"), f"has no data_batch_1.bin, .* {WHERE}"),
+        (replaced(NAMES[1], lambda b: b[:-1]), "data_batch_2.bin of .* rows of 3073 bytes.*; it has 12291"),
+        (replaced(NAMES[5], lambda b: b""), "test_batch.bin of .* rows of 3073 bytes.*; it has 0 bytes"),
+        (replaced(NAMES[5], lambda b: rows(TEST[0], TEST[1] + 10)), "must be 0 to 9; got 1.*or of CIFAR-100"),
+        (archived(lambda b: b[: len(b) // 2]), "is not a tar archive, or it is truncated or damaged"),
+        (archived(lambda b: b[:-4]), "is not a tar archive, or it is truncated or damaged"),
+        # the sum of its content, before its length
+        (
+            archived(lambda b: b[:-8] + bytes(4) + b[-4:]),
+            "is not a tar archive, or it is truncated or damaged",
+        ),
+        (archived(lambda b: b"<html>"), f"is not a tar archive, or it is truncated or damaged. {WHERE}"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, message):
+    with pytest.raises(DataError, match=message) as caught:
+        SequentialCIFAR(path=damage(folder), n_validation=7).prepared()
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_a_task_and_survives_json(folder):
+    task: Task = SequentialCIFAR(path=folder, n_validation=7)
+    assert isinstance(task, Task) and isinstance(task, ScoredTask) and task.prepared() is task
+    majority = np.bincount(TRAIN[1][:-7]).argmax()
+    assert task.trivial_score == pytest.approx((TEST[1] == majority).mean())
+    for name, features in (("sequential-cifar", 3), ("lra-image", 1), ("lra-image-colour", 3)):
+        config = get_recipe(name)
+        assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+        assert config.model.n_features == features and config.model.n_outputs == 10
+        assert config.name == name
+    with pytest.raises(DataError, match=f"`path` must be the path of the files; got None. .* {WHERE}"):
+        get_recipe("lra-image").task.prepared()
+
+
+@pytest.mark.parametrize("options", [{}, {"grey": True, "tokens": True}])
+def test_a_classifier_trains(folder, tmp_path, options):
+    model = SequenceClassifierConfig(n_outputs=1, n_features=1, d_model=8, n_layers=1, bidirectional=False)
+    loop = LoopConfig(device="cpu", batch_size=4, steps=2, eval_every=2)
+    task = SequentialCIFAR(path=folder, n_validation=7, **options)
+    result = fit(TrainConfig("tiny", task, model, loop=loop), tmp_path / "run")
+    assert 0 < result.test["loss"] < 10 and len(result.test["accuracy_by_class"]) == 10
