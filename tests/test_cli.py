@@ -19,7 +19,7 @@ from linrec.lab.train import checkpoint as checkpoint_module
 from linrec.lab.train import load_run
 from tests.tiers import thorough
 
-from .train.test_checkpoint import full_disk, truncate
+from .lab.train.test_checkpoint import full_disk, truncate
 
 # a run of the demo's recipe that takes a second: 2 epochs of 5 batches
 SMALL = [

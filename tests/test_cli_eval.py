@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from linrec import evaluation
 from linrec.cli import main
+from linrec.lab import evaluation
 from linrec.lab.evaluation import choose_text, evaluate_windows
 from linrec.lab.tasks import LanguageModeling, MemoryHorizon
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run

@@ -148,13 +148,14 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def canonical(name: str) -> str:
+def canonical(name: str, *, what: str = "mixer") -> str:
     """Return the name of a mixer's file, which configurations store, for another name of the mixer.
 
     Args:
         name: a name from `names()`; the name of the class; or the name of a paper or of released code from
             `linrec.literals`, if it stands for a single mixer with its default arguments. Case, spaces,
             hyphens and underscores do not count. Import paths as in `get` are returned as they are.
+        what: what has this name, for the error.
 
     Raises:
         ValueError: the name stands for no mixer or for several; the message gives the mixers it may mean.
@@ -174,7 +175,7 @@ def canonical(name: str) -> str:
     meant |= {folded(each): (each,) for each in files}
     found, *more = meant.get(folded(name), ("",))
     if more or found not in files:
-        raise unknown("mixer", name, files, other_names())
+        raise unknown(what, name, files, other_names())
     return found
 
 

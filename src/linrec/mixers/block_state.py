@@ -134,12 +134,8 @@ class BlockState(SegmentMixer):
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
         filters = {"single_head": 1, "multi_head": self.n_heads}.get(integration, self.n_states or FILTERS)
         linear = {"d_state": 2 * max(1, d_model // (2 * filters)), "activation": False, "output": "none"}
-        try:
-            kind = get(ssm)
-        except ValueError as error:
-            raise ValueError(f"`ssm` must name a mixer: {error}") from error
-        given = (linear if canonical(ssm) == "s5" else {}) | (ssm_args or {})
-        self.filters = ParallelMixers((build(kind, d_model, **given) for _ in range(filters)), name="ssm")
+        given = (linear if canonical(ssm, what="`ssm`") == "s5" else {}) | (ssm_args or {})
+        self.filters = ParallelMixers((build(get(ssm), d_model, **given) for _ in range(filters)), name="ssm")
         self.recurrence = self.filters.recurrence
 
         width = self.n_heads * self.d_head
@@ -161,12 +157,11 @@ class BlockState(SegmentMixer):
         C, systems = self.filters(E, past.systems, reset)
         # (b, t, queries or keys or values, heads, d_head)
         x = [y.unflatten(-1, (-1, self.n_heads, self.d_head)) for y in projected(E, self.q, self.k, self.v)]
-        contexts = None
         if self.by_filters:
             # of the outputs at the last steps of blocks, (b, blocks, S, d_model)
             contexts = self.kv_c([torch.stack([self.ends(c, past.blocks) for c in C], 2)], self.norm, self.P)
         else:
-            x.append(self.kv_c(C, self.norm))
+            x, contexts = [*x, self.kv_c(C, self.norm)], None
         heads, blocks = self.by_segments(torch.cat(x, 2), past.blocks, reset, contexts)
         return self.out(heads), BlockStateState(systems, blocks)
 
