@@ -175,7 +175,7 @@ def test_parameters():
     ("arguments", "message"),
     [
         ({"integration": "multi_headed"}, "did you mean 'multi_head'"),
-        ({"ssm": "s55"}, "there is no mixer 's55'; did you mean 's5'"),
+        ({"ssm": "s55"}, "there is no `ssm` 's55'; did you mean 's5'"),
         ({"n_states": 0}, "`n_states` must be at least 1; got 0"),
     ],
 )

@@ -15,6 +15,7 @@ program works for all lengths: a size would be a difference of two sizes, or cou
 
 import math
 from collections.abc import Callable, Sequence
+from types import CodeType
 
 import torch
 from torch import Tensor
@@ -76,8 +77,15 @@ def loop(
 
 
 def _exported(step: Callable[..., Step], state: Tensors, inputs: list[Tensor], axis: int) -> Step:
-    # the import takes a second
+    # the imports take a second
+    from torch._dynamo.eval_frame import remove_from_cache
     from torch._higher_order_ops.scan import scan
+
+    if not torch.compiler.is_dynamo_compiling():
+        # torch compiles `scan` in each export, and would check the sizes against those of all earlier exports
+        for code in scan.__code__.co_consts:
+            if isinstance(code, CodeType):
+                remove_from_cache(code)
 
     def apart(state: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         # states and outputs must not share memory, and states keep their strides
