@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from linrec import __version__
-from linrec.cli.main import ignore_ctrl_c, stopped_in_one_line
 from linrec.cli.output import say
+from linrec.cli.stopping import ignore_ctrl_c, stopped_in_one_line
 from linrec.errors import (
     ConfigError,
     DataError,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from linrec.cli.help import train_help
-from linrec.cli.main import CtrlC
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse, peek
+from linrec.cli.stopping import CtrlC
 from linrec.lab.tasks import LanguageModeling, judged_by
 from linrec.lab.train import ConfigError, Progress, TrainConfig, fit, get_recipe, load_run, recipe_names
 from linrec.lab.train.display import Display
