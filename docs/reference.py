@@ -5,8 +5,8 @@ it is the reference of:
 
     <!-- reference: linrec.ops.scan.scan -->
 
-Every package directly under `linrec` gets a page with everything else that it exports, under the names that
-users import. A module that declares other objects in `__all__` gets a page of its own. So does the rest of
+Every package directly under `linrec` or `linrec.lab` gets a page with everything else that it exports, under
+the names that users import. A module that declares other objects in `__all__` gets a page of its own. So does the rest of
 every package, which may change at any time. A new file needs no change here. The build fails when an exported
 object is missing from its page.
 """
@@ -28,6 +28,7 @@ from mkdocs.structure.pages import Page
 
 HERE = Path(__file__).parent
 PACKAGE = "linrec"
+LAB = "linrec.lab"
 INSIDE = "Written for readers of the code. These objects may change with every version."
 PLACE = re.compile(r"<!-- reference: ([\w.]+) -->")
 IMAGE = re.compile(r"<img [^>]*>")
@@ -135,14 +136,14 @@ def _public_pages() -> tuple[Reference, ...]:
     anywhere = _exported_anywhere()
     elsewhere = {path for objects in _operator_pages().values() for path in objects}
     elsewhere |= {path for page in _described_pages() for path in page.objects}
-    for package in _packages(_loaded()):
+    for package in _rooms():
         exported = {path: name for path, name in _exported(package).items() if path not in elsewhere}
         blocks = [_block(package.path, level=1)]
         if apart := sorted(path for path in elsewhere if path.startswith(f"{package.path}.")):
             links = ", ".join(f"[{path.rpartition('.')[2]}][{path}]" for path in apart)
             blocks.append(f"These objects have pages of their own: {links}.")
         blocks += [_block(path, heading=heading) for path, heading in exported.items()]
-        uri = f"reference/{package.name}.md"
+        uri = _address("reference", package.path)
         pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(exported)))
         for module in _modules(package):
             declared = [
@@ -154,7 +155,7 @@ def _public_pages() -> tuple[Reference, ...]:
             if declared and not module.is_init_module:
                 objects = tuple(f"{module.path}.{name}" for name in declared)
                 blocks = [_block(module.path, level=1), *(_block(path) for path in objects)]
-                uri = f"reference/{module.path.removeprefix(f'{PACKAGE}.').replace('.', '/')}.md"
+                uri = _address("reference", module.path)
                 pages.append(Reference(module.path, uri, "\n\n".join(blocks), objects))
     return tuple(pages)
 
@@ -177,7 +178,7 @@ def _inside_pages() -> tuple[Reference, ...]:
                 blocks.append(_block(module.path, members=own))
                 objects += [f"{module.path}.{name}" for name in own]
         if objects:
-            uri = f"inside/{package.path.removeprefix(f'{PACKAGE}.').replace('.', '/')}.md"
+            uri = _address("inside", package.path)
             pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(objects)))
     return tuple(pages)
 
@@ -185,20 +186,33 @@ def _inside_pages() -> tuple[Reference, ...]:
 @functools.cache
 def _exported_anywhere() -> frozenset[str]:
     """Return the objects that have a place, though another package may define them, as for `ConfigError`."""
-    return frozenset(path for package in _packages(_loaded()) for path in _exported(package))
+    return frozenset(path for package in _rooms() for path in _exported(package))
 
 
 def _navigation(pages: Sequence[Reference]) -> list[dict[str, Any]]:
     """Return pages for the navigation: a section for each package that has several."""
     sections: dict[str, list[dict[str, Any]]] = {}
     for page in pages:
-        sections.setdefault(".".join(page.title.split(".")[:2]), []).append({page.title: page.uri})
+        parts = 3 if page.title.startswith(f"{LAB}.") else 2
+        sections.setdefault(".".join(page.title.split(".")[:parts]), []).append({page.title: page.uri})
     return [entries[0] if len(entries) == 1 else {title: entries} for title, entries in sections.items()]
 
 
 def _imported_name(path: str) -> str:
     """Return the name that users import an object of `linrec.ops` by."""
     return _exported(_loaded()["ops"])[path]
+
+
+def _rooms() -> list[griffe.Module]:
+    """Return the public packages: those of the library, then those of the laboratory."""
+    library = [package for package in _packages(_loaded()) if package.path != LAB]
+    return library + _packages(_loaded()["lab"])
+
+
+def _address(folder: str, path: str) -> str:
+    """Return the address of a page: rooms of the laboratory keep those that they had before it."""
+    place = path.removeprefix(f"{LAB}.").removeprefix(f"{PACKAGE}.").replace(".", "/")
+    return f"{folder}/{place}.md"
 
 
 def _packages(package: griffe.Module) -> list[griffe.Module]:

@@ -1,6 +1,5 @@
 """Texts to train on: sources of text, and memory-mapped token files."""
 
-from linrec.errors import DataError
 from linrec.lab.corpora.corpus import default_cache, tokenised
 from linrec.lab.corpora.files import TextFiles
 from linrec.lab.corpora.pieces import TextCounts
@@ -9,7 +8,6 @@ from linrec.lab.corpora.shards import Shards
 from linrec.lab.corpora.texts import Texts
 
 __all__ = [
-    "DataError",
     "DatasetRows",
     "Shards",
     "TextCounts",
