@@ -6,9 +6,9 @@ it is the reference of:
     <!-- reference: linrec.ops.scan.scan -->
 
 Every package directly under `linrec` or `linrec.lab` gets a page with everything else that it exports, under
-the names that users import. A module that declares other objects in `__all__` gets a page of its own. So does the rest of
-every package, which may change at any time. A new file needs no change here. The build fails when an exported
-object is missing from its page.
+the names that users import. A module that declares other objects in `__all__` gets a page of its own. So does
+the rest of every package, which may change at any time. A new file needs no change here. The build fails when
+an exported object is missing from its page.
 """
 
 import functools
