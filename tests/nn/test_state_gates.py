@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.nn import groups_of
-from linrec.nn.position_bias import BucketBias
+from linrec.nn.positions import BucketBias
 from linrec.nn.state_gates import StateGate
 from linrec.testing import assert_agree
 

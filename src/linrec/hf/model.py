@@ -29,7 +29,7 @@ from linrec.hf.masks import Reading, check_last_piece, reading
 from linrec.hf.weight_decay import name_undecayed
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
-from linrec.nn.float32 import Float32Module, tensor_options
+from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.restored import RestoredModule
 from linrec.rules import require
 from linrec.tensor_files import check_sealed

@@ -26,8 +26,7 @@ from torch.nn import functional
 
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_bias import StandardizedBias
-from linrec.nn.positions import positions
+from linrec.nn.positions import StandardizedBias, positions
 from linrec.nn.running_maximum import running_maximum
 from linrec.nn.windowed_mean import WindowState, window_biases, windowed_mean, windowed_weights
 from linrec.ops.core.call import refuse_split_time

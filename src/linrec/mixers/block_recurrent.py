@@ -20,15 +20,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.float32 import tensor_options
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
 from linrec.nn.mixer import State
 from linrec.nn.norms import Norm, make_norm
-from linrec.nn.parameters import mark
-from linrec.nn.past_steps import joined
-from linrec.nn.position_bias import BucketPositions, make_bucket_bias
+from linrec.nn.parameters import mark, tensor_options
+from linrec.nn.positions import BucketPositions, make_bucket_bias
 from linrec.nn.projections import output_kwargs
-from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segment_mixer import SegmentMixer, joined
 from linrec.nn.segments import Detach, Sight
 from linrec.nn.state_gates import GateKind, StateGate
 from linrec.nn.visible_attention import visible_attention

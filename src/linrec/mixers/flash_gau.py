@@ -26,11 +26,9 @@ from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_bias import RotaryBias, ToeplitzBias
-from linrec.nn.positions import positions
+from linrec.nn.positions import RotaryBias, ToeplitzBias, Windows, positions
 from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.rotary import Rotary
-from linrec.nn.windows import Windows
 from linrec.ops import inspection
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents

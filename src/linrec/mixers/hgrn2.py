@@ -19,11 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linrec.nn import lower_bounds
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.decays import LowerBoundKind, bound_of, log_bounded, make_lower_bounds, share_lower_bounds
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
-from linrec.nn.lower_bounds import LowerBoundKind
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
@@ -120,7 +119,7 @@ class HGRN2(Mixer):
 
         self.lower_bound = lower_bound
         self.layer = 0
-        self.bounds = lower_bounds.make_lower_bounds(lower_bound, d_kv)
+        self.bounds = make_lower_bounds(lower_bound, d_kv)
         self.g = mark(GateLinear(d_model, d_kv, bias=bias))
         self.i = nn.Linear(d_model, d_kv, bias=bias)
         self.o = nn.Linear(d_model, d_model, bias=bias)
@@ -133,7 +132,7 @@ class HGRN2(Mixer):
         tail, h = self.conv.split(state)
         z, i, o = self.g(x), self.i(x), self.o(x)
         (o, z, i), tail = self.conv.side_by_side((o, z, i), tail, reset=reset)
-        log_g, rest = lower_bounds.log_bounded(z, lower_bounds.bound_of(self, z))
+        log_g, rest = log_bounded(z, bound_of(self, z))
         i, o = ACTIVATIONS[self.input_activation](i), ACTIVATIONS[self.output_gate](o)
         if self.output_gate == "elu":
             o = o + 1
@@ -150,5 +149,5 @@ class HGRN2(Mixer):
 
     @classmethod
     def share(cls, layers: "Sequence[HGRN2]") -> None:
-        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
-        lower_bounds.share_lower_bounds(layers, like=layers[0].out.weight)
+        """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""
+        share_lower_bounds(layers, like=layers[0].out.weight)

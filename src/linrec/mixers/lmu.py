@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from linrec.hippo import Discretization, discretize, matrices
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import drawn_linear, lecun_linear, matrix
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.rules import at_least, choice, positive, require
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from linrec.hippo import Measure, StateSpace, discretize, matrices
 from linrec.hippo.measures import low_rank
+from linrec.nn.channel_mixing import Output, PositionWise
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.quasi_separable import QuasiSeparable
 from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.dense_ssm import dense_ssm

@@ -29,14 +29,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.decays import heavy_tail, softplus, step_bias
 from linrec.nn.gates import GateLinear
-from linrec.nn.group_norm import GroupRMSNorm
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.nn.norms import RMSNorm
+from linrec.nn.norms import GroupRMSNorm, RMSNorm
 from linrec.nn.parameters import mark
 from linrec.nn.rotary import Rotary, running_turns, turned
-from linrec.nn.steps import heavy_tail, softplus, step_bias
 from linrec.nn.trapezoid import TrapezoidState, trapezoid_mixing, trapezoidal_gate_loop
 from linrec.ops import inspection
 from linrec.ops.inspection import note

@@ -20,11 +20,9 @@ from torch import Tensor
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay, single_decay
 from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.projections import projected, xavier_linear
-from linrec.nn.rotary import Rotary
-from linrec.nn.rotary_memory import rotary_gate_loop
+from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive, require
 

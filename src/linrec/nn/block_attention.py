@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.nn.attention_state import AttentionState
-from linrec.nn.positions import positions
+from linrec.nn.positions import AttentionState, positions
 from linrec.ops.attention import AttentionCache, softmax_attention
 
 __all__ = ["block_attention", "first_state"]

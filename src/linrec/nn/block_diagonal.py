@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import Float32Module
+from linrec.nn.parameters import Float32Module
 from linrec.nn.projections import readable
 from linrec.ops.core.precision import without_autocast
 

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.past_steps import PastSteps
 from linrec.nn.projections import matrix
+from linrec.nn.segment_mixer import PastSteps
 from linrec.nn.visible_attention import visible_attention
 from linrec.rules import at_least, choice, divisor
 

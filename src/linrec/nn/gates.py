@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.float32 import Float32Module
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.nn.projections import readable
 from linrec.nn.row_linear import row_linear
 from linrec.ops.core.precision import without_autocast

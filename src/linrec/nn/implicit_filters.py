@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import Float32Module
 from linrec.nn.long_filters import LongFilter
+from linrec.nn.parameters import Float32Module
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import require
 

@@ -7,9 +7,8 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.float32 import Float32Module
 from linrec.nn.mixer import State
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import long_conv, vandermonde_kernel
 from linrec.rules import at_least

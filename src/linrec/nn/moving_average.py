@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import Float32Module
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.rules import at_least
 
 __all__ = ["MovingAverage"]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import tensor_options
+from linrec.nn.parameters import tensor_options
 from linrec.nn.row_linear import RowLinear, row_linear
 from linrec.ops.core.precision import without_autocast
 

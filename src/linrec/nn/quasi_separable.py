@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from linrec.hippo import Measure, StateSpace, matrices
-from linrec.nn.float32 import Float32Module
+from linrec.nn.parameters import Float32Module
 from linrec.nn.state_space import add_transition
 from linrec.rules import choice
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from linrec.hippo import diagonal, normal_plus_low_rank
 from linrec.hippo.forms import NormalPlusLowRank
-from linrec.nn.float32 import Float32Module
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
 from linrec.ops.scan import scan

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from linrec.nn.positions import Windows
 from linrec.nn.running_maximum import running_maximum
-from linrec.nn.windows import Windows
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.scan import scan
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.ops.core.precision import wide
 
 
