@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.decays import LowerBoundKind, bound_of, log_bounded, make_lower_bounds, share_lower_bounds
+from linrec.nn.decays import LowerBoundKind, bound_of, make_lower_bounds, share_lower_bounds
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
 from linrec.nn.mixer import Mixer, State
@@ -30,7 +32,7 @@ from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import choice, positive
 
-__all__ = ["HGRN2"]
+__all__ = ["HGRN2", "log_bounded"]
 
 InputActivation = Literal["silu", "none"]
 OutputGate = Literal["sigmoid", "silu", "relu", "elu", "none"]
@@ -151,3 +153,24 @@ class HGRN2(Mixer):
     def share(cls, layers: "Sequence[HGRN2]") -> None:
         """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""
         share_lower_bounds(layers, like=layers[0].out.weight)
+
+
+def log_bounded(
+    mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
+) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
+    """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
+
+    Args:
+        mu: logits (.., d).
+        bound: lower bounds in [0, 1), (d,).
+
+    Example:
+        >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))
+        >>> log_g.exp(), rest
+        (tensor([0.7500]), tensor([0.2500]))
+    """
+    # a bound of zero has no logarithm, and the smallest number forgets as completely
+    floor = torch.log(bound.clamp(min=torch.finfo(bound.dtype).tiny))
+    log_g = torch.logaddexp(floor, torch.log1p(-bound) + functional.logsigmoid(mu))
+    # rounding alone makes log g positive
+    return log_g.clamp(max=0), (1 - bound) * torch.sigmoid(-mu)

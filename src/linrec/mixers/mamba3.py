@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.decays import heavy_tail, softplus, step_bias
+from linrec.nn.decays import softplus, step_bias
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
@@ -61,7 +61,6 @@ OutputNorm = Literal["none", "head", "rms"]
 CHANNELS_PER_HEAD = 64
 # lambda where it is not learned
 _LAMBDAS = {"trapezoidal": math.nan, "classical": 0.5, "euler": 1.0}
-_RATES = {"softplus": softplus, "heavy_tail": heavy_tail}
 
 
 class TrapezoidState(NamedTuple):
@@ -357,3 +356,19 @@ def trapezoid_mixing(call: Call | None, notes: dict[str, Tensor]) -> Float[Tenso
     assert mixing is not None
     # the operator's value of step m is v of step m - 1
     return functional.pad(mixing[..., 1:], (0, 1)) + torch.diag_embed(notes["own"].abs().mean(-1))
+
+
+def heavy_tail(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return 1 + z for z >= 0 and 1 / (1 - z) below: above zero, and falling slower than softplus.
+
+    Source:
+        The code released with Mamba-3 (Lahoti and others, 2026), since June 2026.
+
+    Example:
+        >>> heavy_tail(torch.tensor([-3.0, 3.0]))
+        tensor([0.2500, 4.0000])
+    """
+    return z.clamp(min=0) + 1 / (1 - z.clamp(max=0))
+
+
+_RATES = {"softplus": softplus, "heavy_tail": heavy_tail}

@@ -15,47 +15,15 @@ from linrec.rules import choice, require, span
 __all__ = [
     "LowerBoundKind",
     "LowerBounds",
-    "alibi_slopes",
     "bound_of",
-    "heavy_tail",
-    "log_bounded",
-    "log_spaced_decay",
     "make_lower_bounds",
     "multi_scale_decay",
     "share_lower_bounds",
-    "single_decay",
     "softplus",
     "step_bias",
 ]
 
 LowerBoundKind = Literal["increasing", "decreasing", "random"]
-
-
-def alibi_slopes(
-    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Float[Tensor, "h"]:
-    """s_h = 2^(-8 h / H) for h = 1 .. H, where the number of heads H is a power of two.
-
-    Otherwise the first P heads have the slopes of P heads, P the largest power of two below H. The other
-    heads have the slopes 2^(-4 / P), 2^(-12 / P), .., every second one of 2 P heads.
-
-    Args:
-        n_heads: heads H.
-        dtype: of the result; None is torch's default.
-        device: of the result; None is torch's default.
-
-    Source:
-        Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for
-        other numbers of heads.
-
-    Example:
-        >>> alibi_slopes(3) * 256
-        tensor([16.,  1., 64.])
-    """
-    power = 2 ** (n_heads.bit_length() - 1)
-    head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
-    exponent = torch.where(head < power, 8 * (head + 1), 8 * (head - power) + 4)
-    return 2.0 ** (-exponent / power)
 
 
 def multi_scale_decay(
@@ -79,47 +47,6 @@ def multi_scale_decay(
     return torch.log1p(-(2.0**-exponent))
 
 
-def log_spaced_decay(
-    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Float[Tensor, "h"]:
-    """log gamma, gamma = 1 - exp(linspace(log(1/32), log(1/512), h)): 32 to 512 steps, however many heads.
-
-    Args:
-        n_heads: heads h.
-        dtype: of the result; None is torch's default.
-        device: of the result; None is torch's default.
-
-    Source:
-        RetNet (Sun and others, 2023), section 3.1.
-
-    Example:
-        >>> (1 / (1 - log_spaced_decay(3).exp())).round()
-        tensor([ 32., 128., 512.])
-    """
-    steps = torch.linspace(math.log(32), math.log(512), n_heads, dtype=dtype, device=device).exp()
-    return torch.log1p(-1 / steps)
-
-
-def single_decay(
-    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Float[Tensor, "h"]:
-    """log gamma, gamma = 127/128 in all heads: they forget over 128 steps.
-
-    Args:
-        n_heads: heads h.
-        dtype: of the result; None is torch's default.
-        device: of the result; None is torch's default.
-
-    Source:
-        RetNet (Sun and others, 2023), section 3.6, the ablation without multi-scale decay.
-
-    Example:
-        >>> single_decay(2).exp() * 128
-        tensor([127., 127.])
-    """
-    return torch.full((n_heads,), 127 / 128, dtype=dtype, device=device).log()
-
-
 def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return log(1 + exp(z)) as -log sigmoid(-z).
 
@@ -130,19 +57,6 @@ def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         0.6931
     """
     return -functional.logsigmoid(-z)
-
-
-def heavy_tail(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return 1 + z for z >= 0 and 1 / (1 - z) below: above zero, and falling slower than softplus.
-
-    Source:
-        The code released with Mamba-3 (Lahoti and others, 2026), since June 2026.
-
-    Example:
-        >>> heavy_tail(torch.tensor([-3.0, 3.0]))
-        tensor([0.2500, 4.0000])
-    """
-    return z.clamp(min=0) + 1 / (1 - z.clamp(max=0))
 
 
 def step_bias(n: int, dt_init: tuple[float, float], *, floor: float = 0.0) -> Float[Tensor, "n"]:
@@ -273,27 +187,6 @@ def bound_of(mixer: _Bounded, like: Tensor) -> Float[Tensor, "d"]:
     if mixer.bounds is not None:
         return mixer.bounds(mixer.layer)
     return like.new_full(like.shape[-1:], float(mixer.lower_bound))
-
-
-def log_bounded(
-    mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
-) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
-    """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
-
-    Args:
-        mu: logits (.., d).
-        bound: lower bounds in [0, 1), (d,).
-
-    Example:
-        >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))
-        >>> log_g.exp(), rest
-        (tensor([0.7500]), tensor([0.2500]))
-    """
-    # a bound of zero has no logarithm, and the smallest number forgets as completely
-    floor = torch.log(bound.clamp(min=torch.finfo(bound.dtype).tiny))
-    log_g = torch.logaddexp(floor, torch.log1p(-bound) + functional.logsigmoid(mu))
-    # rounding alone makes log g positive
-    return log_g.clamp(max=0), (1 - bound) * torch.sigmoid(-mu)
 
 
 def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:

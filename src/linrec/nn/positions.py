@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.parameters import mark
-from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache
 from linrec.ops.core.loop import blocks, joined
 from linrec.ops.core.machine import exporting
@@ -19,9 +18,7 @@ __all__ = [
     "AttentionState",
     "BucketBias",
     "BucketPositions",
-    "RotaryBias",
     "StandardizedBias",
-    "ToeplitzBias",
     "Windows",
     "make_bucket_bias",
     "positions",
@@ -130,58 +127,6 @@ class Windows:
 
     def _padded(self, x: Tensor) -> Tensor:
         return functional.pad(x, (0, 0) * (x.dim() - 2) + (0, self._missing))
-
-
-class ToeplitzBias(nn.Module):
-    """b_i = w_i for i = 0 .. size - 1, a learned number for each distance.
-
-    Args:
-        size: distances.
-        std: standard deviation of w when training starts.
-
-    Example:
-        >>> ToeplitzBias(4, std=0.02)().shape
-        torch.Size([4])
-    """
-
-    def __init__(self, size: int, *, std: float) -> None:
-        super().__init__()
-        self.w = nn.Parameter(std * torch.randn(size))
-
-    def forward(self) -> Float[Tensor, "size"]:
-        """Return the biases of all distances."""
-        return self.w
-
-
-class RotaryBias(nn.Module):
-    """b_i = (R_0 a) . (R_i b) for i = 0 .. size - 1, of learned a and b, whose pairs of channels turn.
-
-    Args:
-        size: distances.
-        d: channels of a and b, even.
-        base: of the frequencies; see `linrec.nn.Rotary`.
-        std: standard deviation of a and b when training starts.
-
-    Source:
-        Hua, Dai, Liu and Le, Transformer Quality in Linear Time (2022), its relative position bias from 512
-        steps on.
-
-    Example:
-        >>> RotaryBias(4, 6, std=0.02)().shape
-        torch.Size([4])
-    """
-
-    def __init__(self, size: int, d: int, *, base: float = 10_000.0, std: float) -> None:
-        super().__init__()
-        self.size, self.rotary = size, Rotary(d, base=base)
-        self.a = nn.Parameter(std * torch.randn(d))
-        self.b = nn.Parameter(std * torch.randn(d))
-
-    def forward(self) -> Float[Tensor, "size"]:
-        """Return the biases of all distances."""
-        distance = torch.arange(self.size, device=self.b.device)[None]
-        (turned,) = self.rotary(distance, self.b.expand(1, self.size, 1, -1))
-        return turned[0, :, 0] @ self.a
 
 
 class StandardizedBias(nn.Module):
