@@ -324,11 +324,6 @@ class StateGate(nn.Module):
     Source:
         Hutchins and others, Block-Recurrent Transformers (2022), section 3.3. "full", the initial values of
         gates, and z without tanh are the released code's.
-
-    Example:
-        >>> gate = StateGate(4, 3, "lstm")
-        >>> gate(torch.zeros(2, 5, 3), torch.zeros(2, 5, 4)).shape
-        torch.Size([2, 5, 3])
     """
 
     def __init__(self, d_hidden: int, d_model: int, kind: GateKind, *, tanh: bool = False) -> None:

@@ -255,10 +255,6 @@ class ToeplitzBias(nn.Module):
     Args:
         size: distances.
         std: standard deviation of w when training starts.
-
-    Example:
-        >>> ToeplitzBias(4, std=0.02)().shape
-        torch.Size([4])
     """
 
     def __init__(self, size: int, *, std: float) -> None:
@@ -282,10 +278,6 @@ class RotaryBias(nn.Module):
     Source:
         Hua, Dai, Liu and Le, Transformer Quality in Linear Time (2022), its relative position bias from 512
         steps on.
-
-    Example:
-        >>> RotaryBias(4, 6, std=0.02)().shape
-        torch.Size([4])
     """
 
     def __init__(self, size: int, d: int, *, base: float = 10_000.0, std: float) -> None:

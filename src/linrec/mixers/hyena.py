@@ -251,11 +251,6 @@ class SineNetwork(Float32Module):
 
     Source:
         Hyena Hierarchy (Poli and others, 2023), its section on filters.
-
-    Example:
-        >>> network = SineNetwork(8, n_bands=2, width=4, depth=3, omega=10.0)
-        >>> network(torch.arange(5.0)).shape
-        torch.Size([5, 4])
     """
 
     def __init__(
@@ -310,11 +305,6 @@ class ImplicitFilter(LongFilter):
 
     Source:
         Hyena Hierarchy (Poli and others, 2023), its section on filters.
-
-    Example:
-        >>> network = SineNetwork(8, n_bands=2, width=4, depth=3, omega=10.0)
-        >>> ImplicitFilter(6, network, fast=0.3, slow=1.5, shift=0.0).kernel(10).shape
-        torch.Size([6, 10])
     """
 
     def __init__(

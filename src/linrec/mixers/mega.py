@@ -271,12 +271,6 @@ class MovingAverage(Float32Module):
     Source:
         Mega (Ma and others, 2022), its multi-dimensional damped moving average; where numbers start is the
         released code's.
-
-    Example:
-        >>> from linrec.ops import diagonal_ssm
-        >>> y, state = diagonal_ssm(torch.zeros(2, 10, 8), *MovingAverage(8, 4)())
-        >>> y.shape, state.shape
-        (torch.Size([2, 10, 8]), torch.Size([2, 8, 4]))
     """
 
     def __init__(self, channels: int, n_averages: int) -> None:

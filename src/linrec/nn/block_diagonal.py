@@ -69,12 +69,6 @@ def block_projected(
     """Return the outputs of layers for the same input, as one product if all are plain layers.
 
     All layers have equal blocks and `exact`.
-
-    Example:
-        >>> layers = [BlockDiagonalLinear(4, n, std=1.0) for n in (2, 2)]
-        >>> y, z = block_projected(torch.ones(3, 4), *layers)
-        >>> torch.allclose(z, layers[1](torch.ones(3, 4)))
-        True
     """
     if readable(BlockDiagonalLinear, *layers):
         return _projected(x, *layers)

@@ -150,11 +150,6 @@ def gru_gates(
 
     Source:
         Cho and others, Learning Phrase Representations using RNN Encoder-Decoder (2014).
-
-    Example:
-        >>> z, n = gru_gates(torch.zeros(2, 12), torch.ones(2, 4), torch.zeros(12, 4))
-        >>> z.shape, float(z[0, 0]), float(n[0, 0])
-        (torch.Size([2, 4]), 0.5, 0.0)
     """
     of_z, of_r, of_n = Wx.chunk(3, -1)
     U_z, U_r, U_n = U.chunk(3)
@@ -241,11 +236,6 @@ class LowRank(nn.Sequential):
 
     Raises:
         ValueError: the rank is below 1.
-
-    Example:
-        >>> import torch
-        >>> LowRank(8, 8, 2, std=0.1)(torch.zeros(3, 8)).shape
-        torch.Size([3, 8])
     """
 
     def __init__(self, d_in: int, d_out: int, rank: int | None, *, std: float) -> None:

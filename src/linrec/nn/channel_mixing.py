@@ -225,11 +225,6 @@ class PositionWise(nn.Module):
 
     Raises:
         ValueError: an unknown name, or several outputs with "none".
-
-    Example:
-        >>> import torch
-        >>> PositionWise(4, output="glu", n_outputs=2)(torch.zeros(2, 10, 8)).shape
-        torch.Size([2, 10, 4])
     """
 
     def __init__(

@@ -38,21 +38,7 @@ class ContextMemory(NamedTuple):
     def empty(
         cls, batch: int, steps: int, vectors: int, n_heads: int, d_head: int, **factory: Any
     ) -> "ContextMemory":
-        """Return the memory of W = `steps` steps and S = `vectors` vectors that do not exist.
-
-        Args:
-            batch: rows b.
-            steps: W.
-            vectors: S.
-            n_heads: heads h.
-            d_head: channels d of a head.
-            factory: the dtype and the device of keys and values.
-
-        Example:
-            >>> memory = ContextMemory.empty(2, 5, 3, 4, 6)
-            >>> memory.kv.shape, memory.context.shape
-            (torch.Size([2, 5, 2, 4, 6]), torch.Size([2, 3, 2, 4, 6]))
-        """
+        """Return the memory of W = `steps` steps and S = `vectors` vectors that do not exist."""
         kv, context = (torch.zeros(batch, n, 2, n_heads, d_head, **factory) for n in (steps, vectors))
         alive, shown = (torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) for x in (kv, context))
         return cls(kv, alive, context, shown)
@@ -119,12 +105,6 @@ class ContextMemory(NamedTuple):
                 it.
             sight: the steps that a new step sees.
             start: keys and values that stand for the context where no vector is of the row's sequence.
-
-        Example:
-            >>> q, start = torch.zeros(1, 2, 1, 1), torch.ones(3, 2, 1, 1)
-            >>> memory, none = ContextMemory.empty(1, 0, 3, 1, 1), torch.zeros(1, 2, 0, 1, 1)
-            >>> memory.attend_context(q, none, Sight(None, None), start).flatten()
-            tensor([1., 1.])
         """
         if start is None:
             return visible_attention(q, kv[:, :, 0], kv[:, :, 1], sight.steps)
@@ -143,13 +123,6 @@ class ContextKeysAndValues(nn.ModuleList):
         n_heads: heads.
         d_head: channels of a head.
         by_heads: whether each head has its own vectors.
-
-    Example:
-        >>> C = [torch.zeros(2, 5, 4)] * 3
-        >>> ContextKeysAndValues(4, 3, 6)(C[:1], nn.Identity()).shape
-        torch.Size([2, 5, 2, 3, 6])
-        >>> ContextKeysAndValues(4, 3, 6, by_heads=True)(C, nn.Identity()).shape
-        torch.Size([2, 5, 2, 3, 6])
     """
 
     def __init__(self, d: int, n_heads: int, d_head: int, by_heads: bool = False) -> None:
@@ -183,13 +156,6 @@ class ParallelMixers(nn.ModuleList):
 
     Raises:
         ValueError: mixers with a growing state or with segments.
-
-    Example:
-        >>> from linrec.mixers import build
-        >>> filters = ParallelMixers((build("s5", 4) for _ in range(3)), name="ssm")
-        >>> C, states = filters(torch.zeros(2, 5, 4), filters.init_state(2))
-        >>> len(C), C[0].shape, len(states)
-        (3, torch.Size([2, 5, 4]), 3)
     """
 
     def __init__(self, mixers: Iterable[Mixer], *, name: str) -> None:

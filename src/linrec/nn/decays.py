@@ -31,11 +31,6 @@ def multi_scale_decay(
 ) -> Float[Tensor, "h"]:
     """log gamma, gamma = 1 - 2^(-5 - arange(0, h)): heads that forget over 32, 64, 128, ... steps.
 
-    Args:
-        n_heads: heads h.
-        dtype: of the result; None is torch's default.
-        device: of the result; None is torch's default.
-
     Source:
         RetNet (Sun and others, 2023), eq. 8.
 
@@ -161,10 +156,6 @@ def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerB
 
     Raises:
         ValueError: there is no such kind, or the number is out of range.
-
-    Example:
-        >>> make_lower_bounds("increasing", 4).n_layers, make_lower_bounds(0.5, 4)
-        (1, None)
     """
     if isinstance(lower_bound, str):
         choice(LowerBoundKind, lower_bound=lower_bound)

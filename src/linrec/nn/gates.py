@@ -108,12 +108,6 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
     """Return the outputs of gates for the same input, as one product if all are plain gates.
 
     Either all gates have a bias, or none has.
-
-    Example:
-        >>> import torch
-        >>> f, r = gate_projected(torch.zeros(4), GateLinear(4, 2), GateLinear(4, 3))
-        >>> f.shape, r.shape
-        (torch.Size([2]), torch.Size([3]))
     """
     return _exact(x, *gates) if readable(GateLinear, *gates) else tuple(gate(x) for gate in gates)
 

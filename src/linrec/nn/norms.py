@@ -169,18 +169,5 @@ def gated(
     g: Float[Tensor, "*batch d"] | None,
     activation: Callable[[Tensor], Tensor] = functional.silu,
 ) -> Float[Tensor, "*batch d"]:
-    """Return activation(g) * y, or y without a gate.
-
-    Args:
-        y: the output to gate.
-        g: the gate before its activation, a projection of the mixer's input; or None.
-        activation: SiLU, also called Swish, by default.
-
-    Example:
-        >>> import torch
-        >>> gated(torch.ones(2), None)
-        tensor([1., 1.])
-        >>> gated(torch.ones(2), torch.zeros(2), torch.sigmoid)
-        tensor([0.5000, 0.5000])
-    """
+    """Return activation(g) * y, or y without a gate."""
     return y if g is None else activation(g) * y

@@ -207,10 +207,6 @@ def field(
         Ux: U x + b.
         A: matrix of the linear part, alpha included.
         W: matrix in the tanh.
-
-    Example:
-        >>> field(torch.ones(1), torch.zeros(1), torch.full((1, 1), -1.0), torch.zeros(1, 1))
-        tensor([-1.])
     """
     return h @ A.mT + torch.tanh(h @ W.mT + Ux)
 

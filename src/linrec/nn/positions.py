@@ -60,11 +60,6 @@ class AttentionState(NamedTuple):
     Attributes:
         cache: keys, already turned where positions are rotary, and values of past steps.
         position: steps seen so far, (b,) int64, which is the next step's position.
-
-    Example:
-        >>> from linrec.ops.attention import softmax_attention
-        >>> AttentionState.first(softmax_attention.empty_state(1, 1, 1, 1)).position
-        tensor([0])
     """
 
     cache: AttentionCache
@@ -220,10 +215,6 @@ def make_bucket_bias(positions: BucketPositions, n_heads: int) -> BucketBias | N
 
     Raises:
         ValueError: unknown `positions`.
-
-    Example:
-        >>> make_bucket_bias("none", 2) is None
-        True
     """
     choice(BucketPositions, positions=positions)
     return BucketBias(n_heads) if positions == "t5" else None

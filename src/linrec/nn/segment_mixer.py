@@ -83,12 +83,7 @@ class PastSteps(NamedTuple):
 
 
 def joined(old: Shaped[Tensor, "b m *d"], new: Shaped[Tensor, "b t *d"]) -> Shaped[Tensor, "b n *d"]:
-    """Return [old | new], a copy in the dtype of new: a state from outside of autocast has another dtype.
-
-    Example:
-        >>> joined(torch.zeros(1, 2), torch.ones(1, 1)).tolist()
-        [[0.0, 0.0, 1.0]]
-    """
+    """Return [old | new], a copy in the dtype of new: a state from outside of autocast has another dtype."""
     return torch.cat([old.to(new.dtype), new], 1)
 
 
@@ -96,24 +91,13 @@ def last_steps(old: Shaped[Tensor, "b m *d"], new: Shaped[Tensor, "b t *d"]) -> 
     """Return the last m steps of [old | new], as many as `old` has: a copy, in the dtype of new.
 
     A view would keep the memory of the other steps.
-
-    Example:
-        >>> last_steps(torch.zeros(1, 3), torch.ones(1, 2)).tolist()
-        [[0.0, 1.0, 1.0]]
     """
     time = new.shape[1]
     return joined(old[:, time:], new[:, max(0, time - old.shape[1]) :])
 
 
 def extended(segment: Steps, x: Float[Tensor, "b t d"], k: nn.Linear, v: nn.Linear) -> Steps:
-    """Return the cached steps of a segment with new steps x behind them, in the dtype of the cached steps.
-
-    Args:
-        segment: the cached steps.
-        x: inputs at the new steps.
-        k: W_k.
-        v: W_v.
-    """
+    """Return the cached steps of a segment with new steps x behind them, in the dtype of the cached steps."""
     h = torch.cat([segment[0], x.to(segment[0].dtype)], 1)
     return h, keys_and_values(h, segment[1], k, v)
 
@@ -130,15 +114,6 @@ def keys_and_values(
         known: the result for the first m steps, m <= n; of width 0 if it is not known.
         k: W_k.
         v: W_v.
-
-    Example:
-        >>> k, v = nn.Linear(3, 4), nn.Linear(3, 4)
-        >>> h, none = torch.zeros(1, 5, 3), torch.zeros(1, 2, 0)
-        >>> with torch.no_grad():
-        ...     keys_and_values(h, none, k, v).shape
-        torch.Size([1, 5, 8])
-        >>> keys_and_values(h, none, k, v).shape
-        torch.Size([1, 5, 0])
     """
     if torch.is_grad_enabled():
         return h.new_zeros(*h.shape[:2], 0)

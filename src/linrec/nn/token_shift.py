@@ -257,12 +257,6 @@ def start_matrix_state(
 
     Source:
         BlinkDL/RWKV-LM, the released code of RWKV-5 and RWKV-6.
-
-    Example:
-        >>> log_decay = nn.Parameter(torch.zeros(3))
-        >>> start_matrix_state(Place(), TokenShift(3, 1), ["k"], log_decay, None, None)
-        >>> log_decay[0].item(), log_decay[-1].item()
-        (-6.0, -1.0)
     """
     shares = first_shares(shift.d_model, place)
     shift.start([shares[name] for name in mixtures], shares["k"])
@@ -274,12 +268,7 @@ def start_matrix_state(
 
 
 def zigzag(width: int) -> Float[Tensor, "d"]:
-    """Return 0, 1, -1, 0, 1, -1, .., which tells neighbouring channels apart.
-
-    Example:
-        >>> zigzag(4)
-        tensor([ 0.,  1., -1.,  0.])
-    """
+    """Return 0, 1, -1, 0, 1, -1, .., which tells neighbouring channels apart."""
     return ((torch.arange(width) + 1) % 3 - 1).to(torch.get_default_dtype())
 
 

@@ -38,23 +38,13 @@ def alignment(x: Tensor) -> int:
 
 
 def fitting(size: int, x: Tensor) -> int:
-    """Return a number of channels or keys, rounded up for torch's fused kernels on the device of x.
-
-    Example:
-        >>> fitting(41, torch.zeros(1))
-        41
-    """
+    """Return a number of channels or keys, rounded up for torch's fused kernels on the device of x."""
     multiple = alignment(x)
     return -(-size // multiple) * multiple
 
 
 def padded(x: Tensor, size: int, axis: int = -1) -> Tensor:
-    """Return the tensor with zeros behind it, up to a size of an axis; the tensor itself if it has the size.
-
-    Example:
-        >>> padded(torch.ones(3), 4)
-        tensor([1., 1., 1., 0.])
-    """
+    """Return the tensor with zeros behind it, up to a size of an axis; the tensor itself if it fits."""
     missing = size - x.shape[axis]
     return functional.pad(x, (0, 0) * (-1 - axis) + (0, missing)) if missing else x
 
@@ -127,10 +117,6 @@ class QueryBiases(nn.Module):
         n_heads: heads h.
         d_head: channels of a head.
         std: standard deviation when training starts.
-
-    Example:
-        >>> QueryBiases(2, 4, std=0.02).u.shape
-        torch.Size([2, 4])
     """
 
     def __init__(self, n_heads: int, d_head: int, *, std: float) -> None:
@@ -155,11 +141,6 @@ class DistanceScores(nn.Module):
 
     Source:
         Dai and others, Transformer-XL (2019), section 3.3 and appendix B.
-
-    Example:
-        >>> scores = DistanceScores(6, 2, 4)
-        >>> scores(torch.zeros(1, 3, 2, 4), 5).shape
-        torch.Size([1, 2, 3, 5])
     """
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, *, clamp: int | None = None) -> None:
@@ -242,12 +223,7 @@ def attention_received(
     """Return the weights of `distance_attention` to n keys, summed over queries, on average over heads.
 
     Args:
-        keys: the n keys, a part of all s.
-        q: queries (b, t, h, d).
-        k: keys (b, s, h, d).
-        visible: whether a query sees a key (b, t, s); a query must see its own.
-        distance: W_R and R.
-        biases: u and v of the scores.
+        keys: the n keys, a part of all s. The other arguments are those of `distance_attention`.
 
     Example:
         >>> q, visible = torch.zeros(1, 2, 1, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
@@ -291,12 +267,6 @@ class CrossAttention(nn.Module):
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2.
-
-    Example:
-        >>> import torch
-        >>> attention = CrossAttention(8, 2)
-        >>> attention(torch.zeros(3, 5, 8), torch.zeros(3, 4, 8)).shape
-        torch.Size([3, 5, 8])
     """
 
     of_one_input = "k", "v"

@@ -39,12 +39,7 @@ Kept = tuple[Tensor, ...]
 
 
 def log_forget(f: Tensor, sigmoid: bool) -> Tensor:
-    """Return the logarithm of forget gates.
-
-    Example:
-        >>> log_forget(torch.zeros(1), True).exp(), log_forget(torch.zeros(1), False).exp()
-        (tensor([0.5000]), tensor([1.]))
-    """
+    """Return the logarithm of forget gates."""
     return functional.logsigmoid(f) if sigmoid else f
 
 
