@@ -2,9 +2,10 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from linrec.models import LanguageModel, ModelConfig
-from linrec.nn import GLU, RWKVChannelMixing
+from linrec.nn import GLU, FeedForward, RWKVChannelMixing
 from linrec.testing import (
     assert_agree,
     check_batch_independence,
@@ -122,3 +123,18 @@ def test_a_language_model_with_it_streams(mixer, norm_position):
 def test_argument_errors():
     with pytest.raises(ValueError, match="`d_hidden` must be at least 1; got 0"):
         RWKVChannelMixing(D, 0)
+
+
+def test_feed_forward_is_linear_gelu_linear_with_biases():
+    ffn = FeedForward(4, 7)
+    x = torch.randn(2, 3, 4, generator=generator())
+    hidden = functional.gelu(x @ ffn.up.weight.T + ffn.up.bias)
+    assert_agree(ffn(x), hidden @ ffn.down.weight.T + ffn.down.bias)
+    assert sum(p.numel() for p in ffn.parameters()) == 4 * 7 + 7 + 7 * 4 + 4
+
+
+def test_squared_relu_without_biases():
+    ffn = FeedForward(4, 7, activation="squared_relu", bias=False)
+    x = torch.randn(2, 3, 4, generator=generator())
+    assert_agree(ffn(x), (x @ ffn.up.weight.T).clamp(min=0).square() @ ffn.down.weight.T)
+    assert sum(p.numel() for p in ffn.parameters()) == 2 * 4 * 7
