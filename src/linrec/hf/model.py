@@ -18,10 +18,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.modeling_layers import GenericForSequenceClassification
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from linrec.hf.cache import CACHE, StateCache, cache_of_call
 from linrec.hf.config import LinrecConfig
@@ -34,11 +31,7 @@ from linrec.restored import RestoredModule
 from linrec.rules import require
 from linrec.tensor_files import check_sealed
 
-__all__ = [
-    "LinrecForCausalLM",
-    "LinrecForSequenceClassification",
-    "LinrecModel",
-]
+__all__ = ["LinrecForCausalLM", "LinrecForSequenceClassification", "LinrecModel"]
 
 
 class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):

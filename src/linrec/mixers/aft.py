@@ -36,15 +36,7 @@ from linrec.ops.inspection import note, noting
 from linrec.ops.scan import scan
 from linrec.rules import at_least, choice
 
-__all__ = [
-    "AFT",
-    "AFTCache",
-    "AFTState",
-    "WindowState",
-    "window_biases",
-    "windowed_mean",
-    "windowed_weights",
-]
+__all__ = ["AFT", "AFTCache", "AFTState", "WindowState", "window_biases", "windowed_mean", "windowed_weights"]
 
 Variant = Literal["simple", "full", "local", "conv"]
 
@@ -52,6 +44,32 @@ Variant = Literal["simple", "full", "local", "conv"]
 FACTOR_STD = 0.01
 # of the paper's image models with 32 heads: a width of 192
 CHANNELS_PER_HEAD = 6
+
+
+class AFTState(NamedTuple):
+    """The state of AFT-simple between two pieces of a sequence.
+
+    Attributes:
+        sums: n and d side by side, (b, 2 d_model).
+        largest: m, the largest key so far, (b, d_model); -inf at the start.
+    """
+
+    sums: Float[Tensor, "b two_d"]
+    largest: Float[Tensor, "b d"]
+
+
+class AFTCache(NamedTuple):
+    """The state of AFT-full between two pieces of a sequence: all steps so far.
+
+    Attributes:
+        k: keys (b, n, d_model).
+        v: values (b, n, d_model).
+        position: of each step in its sequence, (b, n) int64; -1 where a reset has cut the step off.
+    """
+
+    k: Float[Tensor, "b n d"]
+    v: Float[Tensor, "b n d"]
+    position: Int[Tensor, "b n"]
 
 
 class WindowState(NamedTuple):
@@ -82,32 +100,6 @@ class WindowState(NamedTuple):
             like.new_zeros(batch, s, h, dv),
             like.new_zeros(batch, dtype=torch.int64),
         )
-
-
-class AFTState(NamedTuple):
-    """The state of AFT-simple between two pieces of a sequence.
-
-    Attributes:
-        sums: n and d side by side, (b, 2 d_model).
-        largest: m, the largest key so far, (b, d_model); -inf at the start.
-    """
-
-    sums: Float[Tensor, "b two_d"]
-    largest: Float[Tensor, "b d"]
-
-
-class AFTCache(NamedTuple):
-    """The state of AFT-full between two pieces of a sequence: all steps so far.
-
-    Attributes:
-        k: keys (b, n, d_model).
-        v: values (b, n, d_model).
-        position: of each step in its sequence, (b, n) int64; -1 where a reset has cut the step off.
-    """
-
-    k: Float[Tensor, "b n d"]
-    v: Float[Tensor, "b n d"]
-    position: Int[Tensor, "b n"]
 
 
 class AFT(Mixer):

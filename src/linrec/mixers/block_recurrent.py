@@ -32,12 +32,7 @@ from linrec.nn.visible_attention import visible_attention
 from linrec.rules import at_least, choice
 from linrec.trees import replaced
 
-__all__ = [
-    "BlockRecurrent",
-    "GateKind",
-    "RecurrentStates",
-    "StateGate",
-]
+__all__ = ["BlockRecurrent", "GateKind", "RecurrentStates", "StateGate"]
 
 GateKind: TypeAlias = Literal["fixed", "full", "lstm"]
 Configuration = Literal["skip", "single", "dual"]

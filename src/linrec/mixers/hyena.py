@@ -28,12 +28,7 @@ from linrec.ops.core.precision import without_autocast
 from linrec.ops.inspection import note
 from linrec.rules import COUNT, at_least, divisor, positive, require
 
-__all__ = [
-    "Hyena",
-    "HyenaState",
-    "ImplicitFilter",
-    "SineNetwork",
-]
+__all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
 
 # how much of a window is left at `fast` and at `slow` times L
 FADED = 0.01

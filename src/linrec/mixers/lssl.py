@@ -24,10 +24,7 @@ from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.rules import COUNT, at_least, choice
 
-__all__ = [
-    "LSSL",
-    "QuasiSeparable",
-]
+__all__ = ["LSSL", "QuasiSeparable"]
 
 Transition = Literal["stable", "quasi_separable"]
 # of the quasi-separable matrices

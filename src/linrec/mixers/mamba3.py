@@ -43,13 +43,7 @@ from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import at_least, choice, divisor, require, span
 
-__all__ = [
-    "Mamba3",
-    "Mamba3State",
-    "TrapezoidState",
-    "trapezoid_mixing",
-    "trapezoidal_gate_loop",
-]
+__all__ = ["Mamba3", "Mamba3State", "TrapezoidState", "trapezoid_mixing", "trapezoidal_gate_loop"]
 
 Rate = Literal["softplus", "heavy_tail"]
 Discretization = Literal["trapezoidal", "classical", "euler"]

@@ -38,11 +38,7 @@ from linrec.ops.core.call import recording, refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.rules import at_least, choice, require
 
-__all__ = [
-    "Mega",
-    "MegaState",
-    "MovingAverage",
-]
+__all__ = ["Mega", "MegaState", "MovingAverage"]
 
 Attention = Literal["softmax", "laplace", "relu2"]
 PositionBias = Literal["rotary", "simple", "none"]

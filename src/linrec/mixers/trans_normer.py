@@ -33,12 +33,7 @@ from linrec.ops.attention import AttentionCache, softmax_attention
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice
 
-__all__ = [
-    "TransNormer",
-    "alibi_slopes",
-    "block_attention",
-    "first_state",
-]
+__all__ = ["TransNormer", "alibi_slopes", "block_attention", "first_state"]
 
 FeatureMap = Literal["silu", "elu", "identity"]
 OutputNorm = Literal["simple_rms", "rms", "layer", "none"]

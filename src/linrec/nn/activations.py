@@ -8,14 +8,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = [
-    "ACTIVATIONS",
-    "Activation",
-    "complex_modrelu",
-    "modrelu",
-    "to_complex",
-    "to_pairs",
-]
+__all__ = ["ACTIVATIONS", "Activation", "complex_modrelu", "modrelu", "to_complex", "to_pairs"]
 
 Activation = Callable[[Tensor], Tensor]
 

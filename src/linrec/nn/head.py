@@ -9,12 +9,7 @@ from torch.nn import functional
 
 from linrec.nn.parameters import mark
 
-__all__ = [
-    "Embedding",
-    "Head",
-    "PairHead",
-    "soft_cap",
-]
+__all__ = ["Embedding", "Head", "PairHead", "soft_cap"]
 
 SMALL = 256
 """Rows up to which the gradient is a matrix product."""

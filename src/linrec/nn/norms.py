@@ -10,15 +10,7 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 
-__all__ = [
-    "GroupRMSNorm",
-    "HeadNorm",
-    "LayerNorm",
-    "Norm",
-    "RMSNorm",
-    "gated",
-    "make_norm",
-]
+__all__ = ["GroupRMSNorm", "HeadNorm", "LayerNorm", "Norm", "RMSNorm", "gated", "make_norm"]
 
 Norm = Literal["layer", "rms", "none"]
 

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from linrec.errors import unknown
 from linrec.restored import RestoredModule
 
-__all__ = [
-    "Float32Module",
-    "ParameterGroup",
-    "groups_of",
-    "mark",
-    "tensor_options",
-]
+__all__ = ["Float32Module", "ParameterGroup", "groups_of", "mark", "tensor_options"]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Float32T = TypeVar("Float32T", bound="Float32Module")

@@ -14,12 +14,7 @@ from linrec.ops.core.precision import accumulation
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.scan import scan
 
-__all__ = [
-    "Rotary",
-    "rotary_gate_loop",
-    "running_turns",
-    "turned",
-]
+__all__ = ["Rotary", "rotary_gate_loop", "running_turns", "turned"]
 
 
 class Rotary(nn.Module):

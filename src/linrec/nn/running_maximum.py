@@ -16,21 +16,13 @@ from linrec.ops.core.loop import raised, recurrence
 from linrec.ops.core.machine import exporting
 from linrec.rules import at_least, choice, positive
 
-__all__ = [
-    "ForgetGate",
-    "MemoryGates",
-    "Stabilised",
-    "maxima_around_steps",
-    "running_maximum",
-    "stabilised",
-]
+__all__ = ["ForgetGate", "MemoryGates", "Stabilised", "maxima_around_steps", "running_maximum", "stabilised"]
 
 ForgetGate = Literal["sigmoid", "exponential", "none"]
 
-# range over the heads of the argument of the forget gate's sigmoid when training starts, in the released code
-FORGET_BIAS = (3.0, 6.0)
-# bound of denominators in the released code, for m so large that exp(-m) is zero
-EPS = 1e-6
+# of the mLSTM's released code: range over the heads of the argument of the forget gate's sigmoid when
+# training starts, and bound of denominators, for m so large that exp(-m) is zero
+FORGET_BIAS, EPS = (3.0, 6.0), 1e-6
 
 
 def running_maximum(

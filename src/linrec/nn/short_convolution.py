@@ -13,10 +13,7 @@ from linrec.nn.parameters import mark
 from linrec.ops.short_conv import short_conv
 from linrec.rules import COUNT, at_least
 
-__all__ = [
-    "ShortConvolution",
-    "Stage",
-]
+__all__ = ["ShortConvolution", "Stage"]
 
 
 class Stage(nn.Module):

@@ -25,6 +25,7 @@ __all__ = [
     "visible_attention",
 ]
 
+# of `CrossAttention`
 CHANNELS_PER_HEAD = 64
 
 

@@ -11,16 +11,7 @@ from torch.nn import functional
 
 from linrec.rules import at_least
 
-__all__ = [
-    "DPFP",
-    "ELU",
-    "CosFormer",
-    "FeatureMap",
-    "Identity",
-    "ReLU",
-    "SiLU",
-    "Softmax",
-]
+__all__ = ["DPFP", "ELU", "CosFormer", "FeatureMap", "Identity", "ReLU", "SiLU", "Softmax"]
 
 
 class FeatureMap(nn.Module, ABC):
