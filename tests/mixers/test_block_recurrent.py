@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from linrec import mixers
-from linrec.mixers.block_recurrent import BlockRecurrent
+from linrec.mixers.block_recurrent import BlockRecurrent, StateGate
+from linrec.nn import groups_of
 from linrec.testing import assert_agree
 from linrec.trees import map_tree
 
@@ -188,3 +189,46 @@ def test_keys_of_states_train_their_projection_after_a_call_without_gradients():
         )
 
     assert_agree(gradient(torch.no_grad()), gradient(torch.enable_grad()))
+
+
+def state_gate(kind, *, tanh=False):
+    torch.manual_seed(0)
+    return StateGate(4, 3, kind, tanh=tanh).double()
+
+
+S, H = (torch.randn(2, 5, d, dtype=torch.float64) for d in (3, 4))
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gates_are_the_papers(tanh):
+    fixed, full, lstm = (state_gate(kind, tanh=tanh) for kind in ("fixed", "full", "lstm"))
+
+    def z(gate):
+        z = H @ gate.z.weight.T + gate.z.bias
+        return z.tanh() if tanh else z
+
+    g = 1 / (1 + torch.exp(-fixed.bias))
+    assert_agree(fixed(S, H), g * S + (1 - g) * z(fixed))
+    g = 1 / (1 + torch.exp(-(H @ full.gates.weight.T + full.gates.bias + 1)))
+    assert_agree(full(S, H), g * S + (1 - g) * z(full))
+    logits = H @ lstm.gates.weight.T + lstm.gates.bias
+    f, i = 1 / (1 + torch.exp(-logits[..., :3] - 1)), 1 / (1 + torch.exp(-logits[..., 3:] + 1))
+    assert_agree(lstm(S, H), f * S + i * z(lstm))
+
+
+def test_initial_values_are_the_released_ones():
+    torch.manual_seed(0)
+    gate = StateGate(400, 1000, "lstm")
+    # jax divides by the 0.88 that cutting at two standard deviations leaves
+    assert gate.gates.weight.abs().max() <= 2 * math.sqrt(0.1 / 400) / 0.8796
+    assert abs(gate.gates.weight.std() / math.sqrt(0.1 / 400) - 1) < 0.01
+    assert abs(gate.gates.bias.std() / 0.1 - 1) < 0.05
+    assert abs(StateGate(4, 10_000, "fixed").bias.std() / 0.1 - 1) < 0.05
+
+
+def test_gates_are_transitions_without_weight_decay():
+    groups = groups_of(state_gate("full"))
+    assert {name for name, group in groups.items() if group.name == "transition"} == {
+        "gates.weight",
+        "gates.bias",
+    }

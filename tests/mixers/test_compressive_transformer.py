@@ -7,7 +7,7 @@ from torch.nn import functional
 from linrec import mixers
 from linrec.mixers.compressive_transformer import CompressiveTransformer
 from linrec.models import LanguageModel, ModelConfig
-from linrec.nn.past_steps import PastSteps
+from linrec.nn.segment_mixer import PastSteps
 from linrec.testing import assert_agree
 from tests import released
 from tests.tiers import tiered

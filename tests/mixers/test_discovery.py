@@ -12,8 +12,8 @@ from linrec import mixers, models
 from linrec.errors import folded
 from linrec.lab.bench.variants import parse_variant
 from linrec.literals import OTHER_NAMES, other_names
+from linrec.nn.orthogonal import SkewFieldMixer
 from linrec.nn.segment_mixer import SegmentMixer
-from linrec.nn.skew_field import SkewFieldMixer
 
 
 def test_names_are_the_files_of_the_folder():

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from linrec import mixers
 from linrec.nn import groups_of
-from linrec.nn.position_wise import PositionWise
+from linrec.nn.channel_mixing import PositionWise
 from linrec.trees import leaves, map_tree
 from tests.mixers import variants
 from tests.tiers import tiered

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linrec.mixers import build
-from linrec.nn.skew import skewed
+from linrec.nn.orthogonal import skewed
 from linrec.testing import assert_agree, generator
 
 D, TIME = 6, 30

@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional
 
 from linrec.mixers import build
-from linrec.mixers.mamba3 import Mamba3
+from linrec.mixers.mamba3 import Mamba3, TrapezoidState, trapezoidal_gate_loop
 from linrec.nn import groups_of
-from linrec.testing import assert_agree, generator, reset_mask
+from linrec.ops.gate_loop import gate_loop
+from linrec.testing import assert_agree, check_split, check_steps, generator, reset_mask
 
 D, N, TIME = 8, 6, 7
 # of every kind: groups, angles of all channels, a floor that is reached, the norms
@@ -301,3 +302,46 @@ def test_argument_errors(arguments, message):
     with pytest.raises(ValueError) as error:
         make(**arguments)
     assert message in str(error.value)
+
+
+def operator_inputs(time: int = 9) -> list[torch.Tensor]:
+    """q, k, v, log a, dt and the weight of the current step."""
+    q, k = (torch.randn(2, time, 3, 4, generator=generator(s), dtype=torch.float64) for s in (0, 1))
+    v = torch.randn(2, time, 3, 2, generator=generator(2), dtype=torch.float64)
+    log_a, dt, weight = torch.rand(3, 2, time, 3, generator=generator(3), dtype=torch.float64)
+    return [q, k, v, -log_a, 2 * dt, weight]
+
+
+def some_memory() -> TrapezoidState:
+    state = TrapezoidState.zeros(2, 3, 4, 2, dtype=torch.float64)
+    return TrapezoidState(*(torch.randn(part.shape, generator=generator(4)).double() for part in state))
+
+
+def test_a_loop_over_time_gives_the_same():
+    q, k, v, log_a, dt, weight = operator_inputs()
+    state, reset = some_memory(), reset_mask(2, 9, rate=0.2)
+    S, past = state.S, state.k.unflatten(-1, (3, 4, 1)) * state.v.unflatten(-1, (3, 1, 2))
+    outputs = []
+    for t in range(9):
+        a, step, share = (part[:, t, :, None, None] for part in (log_a.exp(), dt, weight))
+        S, past = (part.masked_fill(reset[:, t, None, None, None], 0) for part in (S, past))
+        new = k[:, t, :, :, None] * v[:, t, :, None]
+        S, past = a * S + (1 - share) * step * a * past + share * step * new, new
+        outputs.append((q[:, t, :, None] @ S).squeeze(-2))
+    assert reset[:, 1:].any()
+    y, last = trapezoidal_gate_loop(q, k, v, log_a, dt, weight, state=state, reset=reset)
+    assert_agree([y, last.S], [torch.stack(outputs, 1), S])
+
+
+def test_eulers_rule_is_the_operator_with_keys_times_steps():
+    q, k, v, log_a, dt, _ = operator_inputs()
+    y, state = trapezoidal_gate_loop(q, k, v, log_a, dt, 1.0)
+    assert_agree([y, state.S], [*gate_loop(q, dt[..., None] * k, v, log_a)])
+
+
+def test_calls_with_a_state_equal_a_single_call():
+    def function(x, state=None, *, reset=None):
+        return trapezoidal_gate_loop(*x, state=state, reset=reset)
+
+    check_split(function, operator_inputs(), state=some_memory())
+    check_steps(function, operator_inputs(), some_memory())

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from linrec.mixers import build
-from linrec.mixers.mega import Mega
+from linrec.mixers.mega import Mega, MovingAverage
 from linrec.models import Bidirectional, Block
 from linrec.nn import FeedForward, groups_of
-from linrec.nn.moving_average import MovingAverage
 from linrec.testing import assert_agree, check_mixer, generator, reset_mask
 
 D, TIME = 4, 11

@@ -8,7 +8,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.u_rnn import URNN
 from linrec.nn import groups_of
-from linrec.nn.complex_pairs import to_complex
+from linrec.nn.activations import to_complex
 from linrec.testing import assert_agree, generator
 from tests.mixers.orthogonality import trained
 

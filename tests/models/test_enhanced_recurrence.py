@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.nn.past_steps import PastSteps
+from linrec.nn.segment_mixer import PastSteps
 from linrec.testing import assert_agree, generator
 
 LENGTH = 4

@@ -15,7 +15,7 @@ from linrec.models import (
     SequenceClassifierConfig,
 )
 from linrec.nn import FeedForward
-from linrec.nn.rwkv_channel_mixing import RWKVChannelMixing
+from linrec.nn.channel_mixing import RWKVChannelMixing
 from linrec.testing import (
     assert_agree,
     check_batch_independence,

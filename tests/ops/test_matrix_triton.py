@@ -6,9 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from linrec.nn import rotary_memory
-from linrec.nn.rotary import Rotary
-from linrec.nn.rotary_memory import rotary_gate_loop
+from linrec.nn import rotary as module
+from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.ops import delta_rule, gate_loop
 from linrec.ops.core.call import recording
 from linrec.ops.core.kernel import successors
@@ -179,7 +178,7 @@ def test_single_steps_of_a_rotary_memory(dtype, monkeypatch):
     q, k, v = torch.randn(3, 2, 4, 3, 6, device=DEVICE).to(dtype)
     log_decay = torch.tensor([-0.1, -0.2, 0.0], device=DEVICE)
     whole, last = rotary_gate_loop(rotary, *(x.double() for x in (q, k, v)), log_decay.double())
-    monkeypatch.setattr(rotary_memory, "gate_loop", partial(gate_loop, **PAIR))
+    monkeypatch.setattr(module, "gate_loop", partial(gate_loop, **PAIR))
     state, steps = None, []
     for n in range(4):
         step = (x[:, n : n + 1] for x in (q, k, v))

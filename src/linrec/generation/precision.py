@@ -11,7 +11,7 @@ from linrec.errors import unknown
 from linrec.literals import Precision
 from linrec.models import LanguageModel
 from linrec.nn import Head
-from linrec.nn.float32 import Float32Module
+from linrec.nn.parameters import Float32Module
 from linrec.nn.projections import join
 from linrec.nn.row_linear import RowLinear
 

@@ -18,10 +18,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.modeling_layers import GenericForSequenceClassification
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from linrec.hf.cache import CACHE, StateCache, cache_of_call
 from linrec.hf.config import LinrecConfig
@@ -29,16 +26,12 @@ from linrec.hf.masks import Reading, check_last_piece, reading
 from linrec.hf.weight_decay import name_undecayed
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
-from linrec.nn.float32 import Float32Module, tensor_options
+from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.restored import RestoredModule
 from linrec.rules import require
 from linrec.tensor_files import check_sealed
 
-__all__ = [
-    "LinrecForCausalLM",
-    "LinrecForSequenceClassification",
-    "LinrecModel",
-]
+__all__ = ["LinrecForCausalLM", "LinrecForSequenceClassification", "LinrecModel"]
 
 
 class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.skew import skewed
+from linrec.nn.orthogonal import skewed
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive
 

@@ -14,11 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.attention_state import AttentionState
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
+from linrec.nn.positions import AttentionState
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import check_options, softmax_attention

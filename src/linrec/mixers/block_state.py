@@ -17,16 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from linrec.mixers import build, canonical, get
-from linrec.nn.contexts import ContextKeysAndValues, ContextMemory, context_attention, recent_attention
+from linrec.nn.contexts import ContextKeysAndValues, ContextMemory, ParallelMixers
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
 from linrec.nn.norms import Norm, make_norm
-from linrec.nn.parallel_mixers import ParallelMixers
 from linrec.nn.parameters import mark
-from linrec.nn.past_steps import joined
-from linrec.nn.position_bias import BucketPositions, make_bucket_bias
+from linrec.nn.positions import BucketPositions, make_bucket_bias
 from linrec.nn.projections import output_kwargs, projected
-from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segment_mixer import SegmentMixer, joined
 from linrec.nn.segments import SegmentState, Sight
 from linrec.rules import COUNT, at_least, choice
 
@@ -169,8 +167,8 @@ class BlockState(SegmentMixer):
         """Return the heads of Y, and the keys and values of the block up to the new steps."""
         block = joined(segment, x[:, :, 2:])
         start = None if self.C_0 is None else self.kv_c([self.C_0], self.norm, self.P)
-        own = recent_attention(x[:, :, 0], memory, block[:, :, :2], sight, self.bias, self.active_dropout)
-        crossed = context_attention(x[:, :, 1], memory, block[:, :, 2:], sight, start)
+        own = memory.attend_steps(x[:, :, 0], block[:, :, :2], sight, self.bias, self.active_dropout)
+        crossed = memory.attend_context(x[:, :, 1], block[:, :, 2:], sight, start)
         return torch.cat([own, crossed], 2).flatten(-2), block
 
     def write(self, memory: ContextMemory, segment: Tensor, alive: Tensor, *given: Tensor) -> ContextMemory:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.irregular import beside_times
+from linrec.nn.cells import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import affine_map, matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan

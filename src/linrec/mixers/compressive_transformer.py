@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from linrec.nn.added_loss import with_loss
 from linrec.nn.compressions import Compression, compressed, make_compression, reconstruction_loss
-from linrec.nn.distance_scores import DistanceScores, QueryBiases, attention_received, distance_attention
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
-from linrec.nn.past_steps import PastSteps, Steps, all_keys_and_values, extended
 from linrec.nn.projections import draw, input_kwargs
-from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segment_mixer import PastSteps, SegmentMixer, Steps, all_keys_and_values, extended
 from linrec.nn.segments import Detach, Sight
+from linrec.nn.visible_attention import DistanceScores, QueryBiases, attention_received, distance_attention
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, positive
 

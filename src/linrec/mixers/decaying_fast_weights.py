@@ -11,7 +11,7 @@ channels. Queries and keys have no feature map, and nothing is normalised. Heads
 W_o.
 """
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,17 @@ from torch.nn import functional
 
 from linrec.nn import feature_maps
 from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
-from linrec.nn.gates import GateStart, transition_gate
+from linrec.nn.gates import GateLinear, spread
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import choice, require
 
 __all__ = ["DecayingFastWeights"]
+
+GateStart: TypeAlias = float | Literal["uniform"] | None
 
 Decay = Literal["matrix", "key", "none"]
 
@@ -136,3 +139,29 @@ class DecayingFastWeights(Mixer):
         _, notes = self._memory(x, reset)
         q, k, log_f, log_z = (notes[name] for name in ("q", "k", "log_f", "log_z"))
         return fast_weights_matrix(q, k, log_f, log_z, reset=reset)
+
+
+def transition_gate(d_in: int, d_out: int, gate_bias_init: GateStart = None) -> GateLinear:
+    """Return the projection whose sigmoid is a decay, of group "transition" without weight decay.
+
+    Args:
+        d_in: width of the input.
+        d_out: gates.
+        gate_bias_init: initial bias: "uniform" for gates uniform in [1/d_out, 1 - 1/d_out] at x = 0, a number
+            for all gates, or None for torch's own.
+
+    Raises:
+        ValueError: another word than "uniform".
+
+    Example:
+        >>> import torch
+        >>> transition_gate(4, 2, 4.0)(torch.zeros(4)).tolist()
+        [4.0, 4.0]
+    """
+    gate = mark(GateLinear(d_in, d_out))
+    if isinstance(gate_bias_init, str):
+        choice(("uniform",), gate_bias_init=gate_bias_init)
+        spread(gate, None)
+    elif gate_bias_init is not None:
+        nn.init.constant_(gate.bias, gate_bias_init)
+    return gate

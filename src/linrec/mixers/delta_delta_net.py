@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.delta import CHANNELS_PER_HEAD, UnitFeatures
+from linrec.nn.fast_weights import CHANNELS_PER_HEAD, UnitFeatures
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State

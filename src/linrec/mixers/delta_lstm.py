@@ -24,11 +24,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.delta import CHANNELS_PER_HEAD, UnitFeatures, written
+from linrec.nn.cells import Step, Tensors, step_by_step
+from linrec.nn.fast_weights import CHANNELS_PER_HEAD, UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import require

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
+from linrec.nn.fast_weights import FeatureNorm, Strength, UnitFeatures, WriteStrength
 from linrec.nn.head_sizes import key_value_heads, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule

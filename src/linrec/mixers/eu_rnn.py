@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.complex_pairs import to_complex, to_pairs
+from linrec.nn.activations import complex_modrelu, modrelu, to_complex, to_pairs
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.modrelu import complex_modrelu, modrelu
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, require

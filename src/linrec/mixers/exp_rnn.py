@@ -14,8 +14,8 @@ B = B_0 exp(A - A^T) with a base B_0.
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.activations import modrelu
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.modrelu import modrelu
 from linrec.nn.orthogonal import Base, MatrixMap, Orthogonal, SkewInit
 from linrec.ops.nonlinear_scan import nonlinear_scan
 

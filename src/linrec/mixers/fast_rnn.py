@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.low_rank import LowRank
+from linrec.nn.cells import LowRank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan

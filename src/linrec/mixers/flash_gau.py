@@ -26,18 +26,16 @@ from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_bias import RotaryBias, ToeplitzBias
-from linrec.nn.positions import positions
+from linrec.nn.positions import Windows, positions
 from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.rotary import Rotary
-from linrec.nn.windows import Windows
 from linrec.ops import inspection
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, require
 
-__all__ = ["FlashGAU", "FlashState"]
+__all__ = ["FlashGAU", "FlashState", "RotaryBias", "ToeplitzBias"]
 
 Activation = Literal["relu2", "relu", "softmax"]
 PositionBias = Literal["toeplitz", "rotary", "none"]
@@ -249,3 +247,47 @@ class FlashGAU(Mixer):
             before = ~in_chunk & (age < C) & (age <= position)
             weights = weights + (products[-1] / C).masked_fill(~before, 0)
         return windows.joined(weights.to(values.dtype) @ v.mT)
+
+
+class ToeplitzBias(nn.Module):
+    """b_i = w_i for i = 0 .. size - 1, a learned number for each distance.
+
+    Args:
+        size: distances.
+        std: standard deviation of w when training starts.
+    """
+
+    def __init__(self, size: int, *, std: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(std * torch.randn(size))
+
+    def forward(self) -> Float[Tensor, "size"]:
+        """Return the biases of all distances."""
+        return self.w
+
+
+class RotaryBias(nn.Module):
+    """b_i = (R_0 a) . (R_i b) for i = 0 .. size - 1, of learned a and b, whose pairs of channels turn.
+
+    Args:
+        size: distances.
+        d: channels of a and b, even.
+        base: of the frequencies; see `linrec.nn.Rotary`.
+        std: standard deviation of a and b when training starts.
+
+    Source:
+        Hua, Dai, Liu and Le, Transformer Quality in Linear Time (2022), its relative position bias from 512
+        steps on.
+    """
+
+    def __init__(self, size: int, d: int, *, base: float = 10_000.0, std: float) -> None:
+        super().__init__()
+        self.size, self.rotary = size, Rotary(d, base=base)
+        self.a = nn.Parameter(std * torch.randn(d))
+        self.b = nn.Parameter(std * torch.randn(d))
+
+    def forward(self) -> Float[Tensor, "size"]:
+        """Return the biases of all distances."""
+        distance = torch.arange(self.size, device=self.b.device)[None]
+        (turned,) = self.rotary(distance, self.b.expand(1, self.size, 1, -1))
+        return turned[0, :, 0] @ self.a

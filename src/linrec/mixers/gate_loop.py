@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.projections import projected
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import require

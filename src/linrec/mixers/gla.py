@@ -24,8 +24,7 @@ from linrec.nn.decays import multi_scale_decay
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads, kv_groups, repeat_heads
 from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.projections import projected, xavier_linear
 from linrec.nn.short_convolution import ShortConvolution

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.gru_step import gru_gates
-from linrec.nn.irregular import beside_times
+from linrec.nn.cells import beside_times, gru_gates
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import affine_map, matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan

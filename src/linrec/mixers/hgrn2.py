@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
-from linrec.nn import lower_bounds
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.decays import LowerBoundKind, bound_of, make_lower_bounds, share_lower_bounds
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
-from linrec.nn.lower_bounds import LowerBoundKind
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
@@ -31,7 +32,7 @@ from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import choice, positive
 
-__all__ = ["HGRN2"]
+__all__ = ["HGRN2", "log_bounded"]
 
 InputActivation = Literal["silu", "none"]
 OutputGate = Literal["sigmoid", "silu", "relu", "elu", "none"]
@@ -120,7 +121,7 @@ class HGRN2(Mixer):
 
         self.lower_bound = lower_bound
         self.layer = 0
-        self.bounds = lower_bounds.make_lower_bounds(lower_bound, d_kv)
+        self.bounds = make_lower_bounds(lower_bound, d_kv)
         self.g = mark(GateLinear(d_model, d_kv, bias=bias))
         self.i = nn.Linear(d_model, d_kv, bias=bias)
         self.o = nn.Linear(d_model, d_model, bias=bias)
@@ -133,7 +134,7 @@ class HGRN2(Mixer):
         tail, h = self.conv.split(state)
         z, i, o = self.g(x), self.i(x), self.o(x)
         (o, z, i), tail = self.conv.side_by_side((o, z, i), tail, reset=reset)
-        log_g, rest = lower_bounds.log_bounded(z, lower_bounds.bound_of(self, z))
+        log_g, rest = log_bounded(z, bound_of(self, z))
         i, o = ACTIVATIONS[self.input_activation](i), ACTIVATIONS[self.output_gate](o)
         if self.output_gate == "elu":
             o = o + 1
@@ -150,5 +151,26 @@ class HGRN2(Mixer):
 
     @classmethod
     def share(cls, layers: "Sequence[HGRN2]") -> None:
-        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
-        lower_bounds.share_lower_bounds(layers, like=layers[0].out.weight)
+        """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""
+        share_lower_bounds(layers, like=layers[0].out.weight)
+
+
+def log_bounded(
+    mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
+) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
+    """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
+
+    Args:
+        mu: logits (.., d).
+        bound: lower bounds in [0, 1), (d,).
+
+    Example:
+        >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))
+        >>> log_g.exp(), rest
+        (tensor([0.7500]), tensor([0.2500]))
+    """
+    # a bound of zero has no logarithm, and the smallest number forgets as completely
+    floor = torch.log(bound.clamp(min=torch.finfo(bound.dtype).tiny))
+    log_g = torch.logaddexp(floor, torch.log1p(-bound) + functional.logsigmoid(mu))
+    # rounding alone makes log g positive
+    return log_g.clamp(max=0), (1 - bound) * torch.sigmoid(-mu)

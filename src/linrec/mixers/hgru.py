@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.decays import LowerBoundKind, bound_of, make_lower_bounds, share_lower_bounds
 from linrec.nn.gates import Gate, GateLinear, spread
-from linrec.nn.lower_bounds import LowerBoundKind, bound_of, make_lower_bounds, share_lower_bounds
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
@@ -233,5 +232,5 @@ class HGRU(Mixer):
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:
-        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
+        """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""
         share_lower_bounds(layers, like=layers[0].out.weight)

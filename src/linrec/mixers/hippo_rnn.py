@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from linrec.hippo import Discretization, discretize, matrices
 from linrec.hippo.scaled import scaled_step
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import affine_map
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.core.call import refuse_split_time, unhandled
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, choice, positive, require

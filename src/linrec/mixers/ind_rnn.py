@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.scan import scan
 from linrec.rules import at_least, choice
 

@@ -21,10 +21,9 @@ from linrec.nn.feature_maps.fixed import ELU
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.nn.past_steps import joined
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
-from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segment_mixer import SegmentMixer, joined
 from linrec.nn.segments import Detach, Sight
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.core.precision import without_autocast

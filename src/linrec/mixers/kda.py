@@ -19,16 +19,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.delta import Strength, UnitFeatures, WriteStrength
+from linrec.nn.decays import softplus, step_bias
+from linrec.nn.fast_weights import Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads, repeat_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.norms import RMSNorm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import RMSNorm, gated
 from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.nn.steps import softplus, step_bias
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import at_least, choice, divisor, positive, require
 

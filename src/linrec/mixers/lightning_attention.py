@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.norms import RMSNorm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import RMSNorm, gated
 from linrec.nn.projections import projected
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, positive

@@ -28,8 +28,7 @@ from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.projections import projected
-from linrec.nn.rotary import Rotary
-from linrec.nn.rotary_memory import rotary_gate_loop
+from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.nn.running_maximum import maxima_around_steps
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop

@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from linrec.nn.mixer import State
-from linrec.nn.skew_field import SkewFieldMixer, field
+from linrec.nn.orthogonal import SkewFieldMixer, field
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice, positive
 

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from linrec.nn.channel_mixing import Output, PositionWise
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from linrec.hippo import Discretization, discretize, matrices
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.projections import drawn_linear, lecun_linear, matrix
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.nn.projections import drawn_linear, matrix
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.rules import at_least, choice, positive, require
 
@@ -199,3 +199,12 @@ def _draw_as_keras(inputs: list[nn.Linear | None], recurrent: nn.Linear | None) 
         nn.init.uniform_(part.weight, -bound, bound)
     if recurrent is not None:
         nn.init.orthogonal_(recurrent.weight)
+
+
+def lecun_linear(d_in: int, d_out: int, *, bias: bool = False) -> nn.Linear:
+    """Return y = W x + b, with entries of W uniform in +- sqrt(3 / d_in), of variance 1 / d_in, and b zero.
+
+    Source:
+        LeCun, Bottou, Orr and Müller, Efficient BackProp (1998).
+    """
+    return drawn_linear(d_in, d_out, nn.init.kaiming_uniform_, bias=bias, nonlinearity="linear")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.irregular import beside_times
+from linrec.nn.cells import beside_times
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.decays import softplus, step_bias
 from linrec.nn.gates import GateLinear
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import RMSNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.nn.steps import softplus, step_bias
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.long_conv import discretize_diagonal
 from linrec.ops.selective_scan import selective_scan

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn import feature_maps
+from linrec.nn.decays import softplus, step_bias
 from linrec.nn.gates import GateLinear
-from linrec.nn.group_norm import GroupRMSNorm
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.norms import GroupRMSNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.nn.steps import softplus, step_bias
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import at_least, choice, divisor, require, span

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.block_diagonal import BlockDiagonalLinear, block_projected
-from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import few_heads, heads_of
-from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.norms import HeadNorm
 from linrec.nn.projections import drawn_linear
+from linrec.nn.running_maximum import ForgetGate, MemoryGates, stabilised
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import normalized_gate_loop
 from linrec.ops.inspection import note
@@ -72,7 +72,7 @@ class MLSTM(Mixer):
     | without forget gate, without input gate | `forget_gate="none"`, `input_gate=False` |
 
     C and n are kept over exp(m_t), the largest weight that is remembered, so that exponential gates do not
-    overflow; see `linrec.nn.matrix_memory.stabilised`.
+    overflow; see `linrec.nn.running_maximum.stabilised`.
 
     When training starts, as in the released code: W_up, W_q, W_k and W_v are normal with variance
     2 / (5 d_model), W_down with standard deviation 2 / (L sqrt(d_model)) in a model of L layers of all

@@ -15,9 +15,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.activations import modrelu
 from linrec.nn.added_loss import with_loss
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.modrelu import modrelu
 from linrec.nn.orthogonal import Orthogonal, SkewInit
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import without_autocast

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.mixer import State
+from linrec.nn.orthogonal import SkewFieldMixer, field
 from linrec.nn.parameters import mark
-from linrec.nn.skew_field import SkewFieldMixer, field
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive, require
 

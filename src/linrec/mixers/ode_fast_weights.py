@@ -16,10 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.cells import Fixed, beside_times, solve
 from linrec.nn.head_sizes import split_width
-from linrec.nn.irregular import beside_times
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.ode import Fixed, solve
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice
 
@@ -47,7 +46,7 @@ class OdeFastWeights(Mixer):
             `d_model` and leaves at least 16 channels to each head, or 1.
         rule: "hebb", "oja" or "delta".
         tanh_after: with "delta", whether tanh is taken of v_t - W softmax(k_t), as above, or of v_t alone.
-        solver: "euler", "midpoint" or "rk4"; see `linrec.nn.ode.solve`.
+        solver: "euler", "midpoint" or "rk4"; see `linrec.nn.cells.solve`.
         n_steps: steps of the solver for each dt.
         mode: how the recurrence runs: "auto" is the loop.
 

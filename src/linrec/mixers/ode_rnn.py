@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.extras import check_extra
-from linrec.nn.gru_step import gru_gates
-from linrec.nn.irregular import beside_times
+from linrec.nn.cells import ADAPTIVE, SOLVERS, Solver, beside_times, gru_gates, solve
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.ode import ADAPTIVE, SOLVERS, Solver, solve
 from linrec.nn.projections import affine_map, matrix
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive, require

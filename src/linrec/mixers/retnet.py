@@ -12,26 +12,25 @@ and K are read as complex numbers, the channels 2j and 2j + 1 being the parts of
 conj(K_m e^(im theta)) then depends on n - m alone, and the turn of eq. 5 becomes a phase of the transition.
 """
 
+import math
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from linrec.nn.decays import log_spaced_decay, multi_scale_decay, single_decay
+from linrec.nn.decays import multi_scale_decay
 from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.nn.norms import Norm, make_norm
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.projections import projected, xavier_linear
-from linrec.nn.rotary import Rotary
-from linrec.nn.rotary_memory import rotary_gate_loop
+from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["RetNet"]
 
 Decay = Literal["multi_scale", "log_spaced", "single", "none"]
-_DECAYS = {"multi_scale": multi_scale_decay, "log_spaced": log_spaced_decay, "single": single_decay}
 
 # of RetNet's language models, section 3.1
 CHANNELS_PER_HEAD = 256
@@ -166,3 +165,37 @@ class RetNet(Mixer):
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return gamma and theta, constant in time; gamma is 1 with `decay="none"`."""
         return super().transitions(x) or Transitions.ones(self.d_model, **self.factory_kwargs(x.device))
+
+
+def log_spaced_decay(
+    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "h"]:
+    """log gamma, gamma = 1 - exp(linspace(log(1/32), log(1/512), h)): 32 to 512 steps, however many heads.
+
+    Source:
+        RetNet (Sun and others, 2023), section 3.1.
+
+    Example:
+        >>> (1 / (1 - log_spaced_decay(3).exp())).round()
+        tensor([ 32., 128., 512.])
+    """
+    steps = torch.linspace(math.log(32), math.log(512), n_heads, dtype=dtype, device=device).exp()
+    return torch.log1p(-1 / steps)
+
+
+def single_decay(
+    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "h"]:
+    """log gamma, gamma = 127/128 in all heads: they forget over 128 steps.
+
+    Source:
+        RetNet (Sun and others, 2023), section 3.6, the ablation without multi-scale decay.
+
+    Example:
+        >>> single_decay(2).exp() * 128
+        tensor([127., 127.])
+    """
+    return torch.full((n_heads,), 127 / 128, dtype=dtype, device=device).log()
+
+
+_DECAYS = {"multi_scale": multi_scale_decay, "log_spaced": log_spaced_decay, "single": single_decay}

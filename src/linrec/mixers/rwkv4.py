@@ -32,8 +32,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.running_maximum import maxima_around_steps
-from linrec.nn.rwkv_start import Place, first_decay, ramp, zigzag
-from linrec.nn.token_shift import token_shift
+from linrec.nn.token_shift import Place, first_decay, ramp, token_shift, zigzag
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note

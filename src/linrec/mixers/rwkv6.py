@@ -21,14 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.gates import GateLinear, stable_exponential
-from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.output_gate import gated
+from linrec.nn.norms import HeadNorm, gated
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.nn.rwkv_start import Place, start_matrix_state
-from linrec.nn.token_shift import TokenShift
+from linrec.nn.token_shift import Place, TokenShift, start_matrix_state
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
+from linrec.nn.channel_mixing import Output, PositionWise
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import Measure, Start, add_transition, log_steps, per_channel, released_start
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import dplr_ssm

@@ -13,8 +13,8 @@ y = K * u + D u with K_l = 2 Re(sum_n C_n Bbar_n Abar_n^l).
 import torch
 from torch import Tensor
 
+from linrec.nn.channel_mixing import Output, PositionWise
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import DiagonalSSM, Spectrum, Start
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization

@@ -13,8 +13,8 @@ Cayley's map alone has no eigenvalue -1, and needs large A for eigenvalues near 
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.activations import modrelu
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.modrelu import modrelu
 from linrec.nn.orthogonal import Orthogonal
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import require

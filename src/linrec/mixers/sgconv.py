@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.channel_mixing import Output, PositionWise
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_wise import Output, PositionWise
 from linrec.ops.inspection import kernel_mixing
 from linrec.rules import at_least, choice, require
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.block_diagonal import BlockDiagonalLinear
-from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import few_heads, heads_of
 from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.norms import HeadNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.slstm_steps import SLSTMBackend, log_forget, slstm_steps

@@ -17,10 +17,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.inspection import elementwise_mixing, note
 from linrec.ops.scan import scan
 from linrec.rules import require

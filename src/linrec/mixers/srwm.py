@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.delta import CHANNELS_PER_HEAD
+from linrec.nn.cells import Step, Tensors, step_by_step
+from linrec.nn.fast_weights import CHANNELS_PER_HEAD
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.rules import choice
 
 __all__ = ["SRWM"]

@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.float32 import tensor_options
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.parameters import tensor_options
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.inspection import kernel_mixing
 from linrec.rules import COUNT, at_least, require

@@ -19,22 +19,21 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
-from linrec.nn.block_attention import block_attention, first_state
-from linrec.nn.decays import alibi_slopes
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.positions import AttentionState, positions
 from linrec.nn.projections import drawn_linear, output_kwargs, projected
-from linrec.ops.attention import softmax_attention
+from linrec.ops.attention import AttentionCache, softmax_attention
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice
 
-__all__ = ["TransNormer"]
+__all__ = ["TransNormer", "alibi_slopes", "block_attention", "first_state"]
 
 FeatureMap = Literal["silu", "elu", "identity"]
 OutputNorm = Literal["simple_rms", "rms", "layer", "none"]
@@ -224,3 +223,93 @@ class TransNormer(Mixer):
             slope = 2.0 ** (-8 * share) if self.slopes == "geometric" else 8 * share
         fades = self.layer_decay and self.n_layers > 1
         return slope * (1 - self.layer / (self.n_layers - 1) if fades else 1)
+
+
+def first_state(cache: AttentionCache) -> AttentionState:
+    """Return the state at position 0.
+
+    Args:
+        cache: an empty one, of `softmax_attention.empty_state`. Its keys have 2 d channels with `theta`, and
+            d without.
+    """
+    # later states say which cached steps are in the current block
+    alive = cache.k.new_ones(cache.k.shape[:2], dtype=torch.bool)
+    return AttentionState.first(cache._replace(alive=alive))
+
+
+def block_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b t h d"],
+    v: Float[Tensor, "b t h dv"],
+    theta: Float[Tensor, "h d"] | None = None,
+    *,
+    block_size: int,
+    state: AttentionState,
+    reset: Bool[Tensor, "b t"] | None = None,
+) -> tuple[Float[Tensor, "b t h dv"], AttentionState]:
+    """Attend to the steps so far of the same block.
+
+        a_st = q_s^T diag(cos(theta (s - t))) k_t / sqrt(d)
+        o_s = sum_t softmax_t(a_st) v_t,    t <= s, t in the block of s
+
+    Blocks are counted from the start of each sequence, so from each reset on. A step that begins a block is a
+    reset of the attention.
+
+    Args:
+        q: queries (b, t, h, d).
+        k: keys (b, t, h, d).
+        v: values (b, t, h, dv).
+        theta: frequencies of the channels (h, d) in radians per step; None is a_st = q_s^T k_t / sqrt(d).
+        block_size: steps of a block.
+        state: the state that an earlier call returned, or `first_state` of an empty cache.
+        reset: (b, t) bool; true where a new sequence starts.
+
+    Returns:
+        o (b, t, h, dv) and the state after the last step.
+
+    Source:
+        Qin and others, The Devil in Linear Transformer (2022), its DiagAttention.
+
+    Example:
+        >>> q, v = torch.ones(1, 4, 1, 1), torch.tensor([1.0, 3.0, 5.0, 7.0]).reshape(1, 4, 1, 1)
+        >>> state = first_state(softmax_attention.empty_state(1, 1, 1, 1))
+        >>> block_attention(q, q, v, block_size=2, state=state)[0].flatten()
+        tensor([1., 2., 5., 6.])
+    """
+    scale = q.shape[-1] ** -0.5
+    position, seen = positions(state.position, q.shape[1], reset=reset)
+    step = position % block_size
+    if theta is not None:
+        # the products of both halves add up to the cosine of the difference
+        angle = step[..., None, None] * theta
+        q, k = (torch.cat([x * angle.cos(), x * angle.sin()], dim=-1).to(x.dtype) for x in (q, k))
+    o, cache = softmax_attention(q, k, v, state=state.cache, reset=step == 0, scale=scale, window=block_size)
+    assert cache is not None
+    return o, AttentionState(cache, seen)
+
+
+def alibi_slopes(
+    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "h"]:
+    """s_h = 2^(-8 h / H) for h = 1 .. H, where the number of heads H is a power of two.
+
+    Otherwise the first P heads have the slopes of P heads, P the largest power of two below H. The other
+    heads have the slopes 2^(-4 / P), 2^(-12 / P), .., every second one of 2 P heads.
+
+    Args:
+        n_heads: heads H.
+        dtype: of the result; None is torch's default.
+        device: of the result; None is torch's default.
+
+    Source:
+        Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for
+        other numbers of heads.
+
+    Example:
+        >>> alibi_slopes(3) * 256
+        tensor([16.,  1., 64.])
+    """
+    power = 2 ** (n_heads.bit_length() - 1)
+    head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
+    exponent = torch.where(head < power, 8 * (head + 1), 8 * (head - power) + 4)
+    return 2.0 ** (-exponent / power)

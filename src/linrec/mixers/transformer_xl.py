@@ -17,13 +17,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
-from linrec.nn.past_steps import PastSteps, Steps, all_keys_and_values, extended
 from linrec.nn.projections import draw, input_kwargs
-from linrec.nn.segment_mixer import SegmentMixer
+from linrec.nn.segment_mixer import PastSteps, SegmentMixer, Steps, all_keys_and_values, extended
 from linrec.nn.segments import Detach, Sight
+from linrec.nn.visible_attention import DistanceScores, QueryBiases, distance_attention
 from linrec.rules import at_least, positive, require
 
 __all__ = ["TransformerXL"]

@@ -15,9 +15,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.complex_pairs import to_complex, to_pairs
+from linrec.nn.activations import complex_modrelu, to_complex, to_pairs
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.modrelu import complex_modrelu
 from linrec.nn.parameters import mark
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
-from linrec.nn.float32 import tensor_options
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.parameters import tensor_options
 from linrec.nn.projections import readable
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice, divisor, require

@@ -20,11 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import key_value_heads
-from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.norms import HeadNorm
 from linrec.nn.projections import draw, projected
+from linrec.nn.running_maximum import ForgetGate, MemoryGates, stabilised
 from linrec.ops.gate_loop import normalized_gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import at_least
@@ -57,7 +57,7 @@ class XLSTM7B(Mixer):
     `logit_cap=30` of a `ModelConfig`. The block of the first xLSTM paper is the mixer `mlstm`.
 
     C and n are kept over exp(m_t), the largest weight that is remembered, so that exponential gates do not
-    overflow; see `linrec.nn.matrix_memory.stabilised`.
+    overflow; see `linrec.nn.running_maximum.stabilised`.
 
     When training starts, w_i and w_f are zero, b_i is -10, so that little is written, and b_f runs from 3 to
     6 over the heads. W_q, W_k, W_v and W_g are normal with variance 2 / (5 d_model), and W_o has standard

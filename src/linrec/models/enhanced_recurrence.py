@@ -18,7 +18,7 @@ from linrec.mixers import Mixer, State
 from linrec.mixers.transformer_xl import TransformerXL
 from linrec.models.config import MemoryConfig
 from linrec.models.stack_memory import Stack, StackMemory, States
-from linrec.nn.past_steps import PastSteps
+from linrec.nn.segment_mixer import PastSteps
 from linrec.nn.segments import Detach, SegmentState
 from linrec.rules import require
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linrec.mixers import State
 from linrec.models.language_model import LanguageModel
-from linrec.nn.float32 import Float32Module, tensor_options
+from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.trees import leaves, map_tree
 
 __all__ = ["InitialState"]

@@ -18,8 +18,7 @@ from linrec.models.ragged import RaggedState, run_masked
 from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
-from linrec.nn.embedding import Embedding
-from linrec.nn.head import Head
+from linrec.nn.head import Embedding, Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.segments import SegmentState

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from linrec.models.config import MemoryConfig
 from linrec.models.stack_memory import Stack, StackMemory, States
-from linrec.nn.cross_attention import CrossAttention
-from linrec.nn.ffn import FeedForward
+from linrec.nn.channel_mixing import FeedForward
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.segments import SegmentState, chosen
+from linrec.nn.visible_attention import CrossAttention
 from linrec.ops.core.isolation import Isolation, documents, entering
 
 __all__ = ["Memformer", "SlotReading", "Slots"]

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.nn.channel_mixing import Output, PositionWise
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import DiagonalSSM, Spectrum, per_channel
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm

@@ -12,9 +12,8 @@ from linrec.models.bidirectional import Bidirectional
 from linrec.models.config import StackConfig, check_sizes
 from linrec.models.directions import Combine
 from linrec.models.stack import build_mixer, make_blocks
-from linrec.nn.embedding import Embedding
+from linrec.nn.head import Embedding, PairHead
 from linrec.nn.norms import make_norm
-from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import mark
 from linrec.ops.core.call import refuse_split_time
 

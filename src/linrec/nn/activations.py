@@ -1,13 +1,14 @@
-"""Activations by name."""
+"""Activations by name, modReLU, and complex numbers as pairs of real ones."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
+from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ACTIVATIONS", "Activation"]
+__all__ = ["ACTIVATIONS", "Activation", "complex_modrelu", "modrelu", "to_complex", "to_pairs"]
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -39,3 +40,58 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "tanh": torch.tanh,
 }
 """All activations; an argument accepts the names of its `Literal`."""
+
+
+def modrelu(u: Float[Tensor, "*b n"], b: Float[Tensor, " n"]) -> Float[Tensor, "*b n"]:
+    """Return sign(u) relu(|u| + b), which is 0 where u is.
+
+    Source:
+        Unitary Evolution Recurrent Neural Networks (Arjovsky, Shah and Bengio, 2016), for real numbers.
+
+    Example:
+        >>> modrelu(torch.tensor([-2.0, 0.5]), torch.tensor([-1.0, -1.0]))
+        tensor([-1.,  0.])
+    """
+    return u.sign() * torch.relu(u.abs() + b)
+
+
+def complex_modrelu(
+    z: Complex[Tensor, "*b n"], b: Float[Tensor, " n"], *, eps: float = 1e-5
+) -> Complex[Tensor, "*b n"]:
+    """Return z relu(|z| + b) / (|z| + eps), which has a derivative at 0.
+
+    Args:
+        z: complex numbers of any magnitude, 0 included.
+        b: real, added to the magnitudes. Where b is positive, the derivative at 0 is b / eps.
+        eps: positive; 1e-5 in the released code.
+
+    Source:
+        Unitary Evolution Recurrent Neural Networks (Arjovsky, Shah and Bengio, 2016), and the released code.
+
+    Example:
+        >>> complex_modrelu(torch.tensor([-2j, 0.5]), torch.tensor([-1.0, -1.0])).abs()
+        tensor([1.0000, 0.0000])
+    """
+    size = z.abs()
+    return z * (torch.relu(size + b) / (size + eps))
+
+
+def to_complex(pairs: Float[Tensor, "*b two_n"]) -> Complex[Tensor, "*b n"]:
+    """Return the complex numbers whose real and imaginary parts alternate on the last axis.
+
+    Example:
+        >>> to_complex(torch.tensor([1.0, 2.0, 0.0, -1.0]))
+        tensor([1.+2.j, 0.-1.j])
+    """
+    # torch.export cannot trace a view in the body of a loop
+    return torch.complex(pairs[..., ::2], pairs[..., 1::2])
+
+
+def to_pairs(z: Complex[Tensor, "*b n"]) -> Float[Tensor, "*b two_n"]:
+    """Return real and imaginary parts, in turn on the last axis.
+
+    Example:
+        >>> to_pairs(torch.tensor([1 + 2j, -1j]))
+        tensor([ 1.,  2., -0., -1.])
+    """
+    return torch.view_as_real(z).flatten(-2)

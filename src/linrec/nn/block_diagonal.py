@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import Float32Module
+from linrec.nn.parameters import Float32Module
 from linrec.nn.projections import readable
 from linrec.ops.core.precision import without_autocast
 
@@ -69,12 +69,6 @@ def block_projected(
     """Return the outputs of layers for the same input, as one product if all are plain layers.
 
     All layers have equal blocks and `exact`.
-
-    Example:
-        >>> layers = [BlockDiagonalLinear(4, n, std=1.0) for n in (2, 2)]
-        >>> y, z = block_projected(torch.ones(3, 4), *layers)
-        >>> torch.allclose(z, layers[1](torch.ones(3, 4)))
-        True
     """
     if readable(BlockDiagonalLinear, *layers):
         return _projected(x, *layers)

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.past_steps import PastSteps
 from linrec.nn.projections import matrix
+from linrec.nn.segment_mixer import PastSteps
 from linrec.nn.visible_attention import visible_attention
 from linrec.rules import at_least, choice, divisor
 
@@ -40,11 +40,6 @@ class ConvCompression(nn.Linear):
 
     Source:
         Rae and others, Compressive Transformers for Long-Range Sequence Modelling (2019), section 3.2.
-
-    Example:
-        >>> old = PastSteps.of(torch.zeros(2, 6, 4), torch.ones(2, 6, dtype=torch.bool))
-        >>> ConvCompression(4, 3)(old).h.shape
-        torch.Size([2, 2, 4])
     """
 
     def __init__(self, d: int, rate: int, *, dilation: int = 1) -> None:
@@ -150,10 +145,6 @@ def make_compression(
 
     Raises:
         ValueError: an unknown `kind`, an r that does not divide the steps, or a `dilation` below 1.
-
-    Example:
-        >>> make_compression("max", 4, 6, 3).kind
-        'max'
     """
     choice(Compression, compression=kind)
     divisor("segment_length", segment_length, compression_rate=compression_rate)

@@ -1,19 +1,22 @@
-"""Attention of the steps of a block to steps before the block, and to context vectors from before it."""
+"""Parts of Block-State Transformer: mixers side by side, and attention to the context vectors they make."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import tensor_options
-from linrec.nn.past_steps import joined, last_steps
-from linrec.nn.position_bias import BucketBias
+from linrec.nn.mixer import Mixer, State
+from linrec.nn.parameters import tensor_options
+from linrec.nn.positions import BucketBias
+from linrec.nn.segment_mixer import joined, last_steps
 from linrec.nn.segments import Sight
 from linrec.nn.visible_attention import visible_attention
+from linrec.rules import require
+from linrec.trees import leaves
 
-__all__ = ["ContextKeysAndValues", "ContextMemory", "context_attention", "recent_attention"]
+__all__ = ["ContextKeysAndValues", "ContextMemory", "ParallelMixers"]
 
 
 class ContextMemory(NamedTuple):
@@ -35,21 +38,7 @@ class ContextMemory(NamedTuple):
     def empty(
         cls, batch: int, steps: int, vectors: int, n_heads: int, d_head: int, **factory: Any
     ) -> "ContextMemory":
-        """Return the memory of W = `steps` steps and S = `vectors` vectors that do not exist.
-
-        Args:
-            batch: rows b.
-            steps: W.
-            vectors: S.
-            n_heads: heads h.
-            d_head: channels d of a head.
-            factory: the dtype and the device of keys and values.
-
-        Example:
-            >>> memory = ContextMemory.empty(2, 5, 3, 4, 6)
-            >>> memory.kv.shape, memory.context.shape
-            (torch.Size([2, 5, 2, 4, 6]), torch.Size([2, 3, 2, 4, 6]))
-        """
+        """Return the memory of W = `steps` steps and S = `vectors` vectors that do not exist."""
         kv, context = (torch.zeros(batch, n, 2, n_heads, d_head, **factory) for n in (steps, vectors))
         alive, shown = (torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) for x in (kv, context))
         return cls(kv, alive, context, shown)
@@ -72,6 +61,59 @@ class ContextMemory(NamedTuple):
         context = block[:, :, 2:] if context is None else context
         return ContextMemory(*map(last_steps, self, (block[:, :, :2], alive, context, shown)))
 
+    def attend_steps(
+        self,
+        q: Float[Tensor, "b t h d"],
+        kv: Float[Tensor, "b s 2 h d"],
+        sight: Sight,
+        bias: BucketBias | None = None,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "b t h d"]:
+        """Attend to the steps of a block so far or, with a memory of W > 0 steps, to the last W steps.
+
+        Args:
+            q: queries at t new steps.
+            kv: keys and values of the block up to the new steps.
+            sight: the steps that a new step sees.
+            bias: of scores by distance.
+            dropout: probability of dropping an attention weight.
+
+        Example:
+            >>> q, kv = torch.zeros(1, 2, 1, 1), torch.tensor([1.0, 3.0]).reshape(1, 2, 1, 1, 1)
+            >>> memory = ContextMemory.empty(1, 0, 0, 1, 1)
+            >>> memory.attend_steps(q, kv.expand(-1, -1, 2, -1, -1), Sight(None, None)).flatten()
+            tensor([1., 2.])
+        """
+        visible, W = sight.steps, self.kv.shape[1]
+        if W:
+            kv, visible = joined(self.kv, kv), sight.of(self.alive, q.shape[1], window=W)
+        scores = None if bias is None else bias(q.shape[1], kv.shape[1])
+        return visible_attention(q, kv[:, :, 0], kv[:, :, 1], visible, scores, dropout=dropout)
+
+    def attend_context(
+        self,
+        q: Float[Tensor, "b t h d"],
+        kv: Float[Tensor, "b s p h d"],
+        sight: Sight,
+        start: Float[Tensor, "S 2 h d"] | None,
+    ) -> Float[Tensor, "b t h d"]:
+        """Attend to the context from before a block, or to a vector for each step of the block so far.
+
+        Args:
+            q: queries at t new steps.
+            kv: without `start`, keys and values of the vectors of the block up to the new steps; ignored with
+                it.
+            sight: the steps that a new step sees.
+            start: keys and values that stand for the context where no vector is of the row's sequence.
+        """
+        if start is None:
+            return visible_attention(q, kv[:, :, 0], kv[:, :, 1], sight.steps)
+        kv = joined(self.context, start.to(q.dtype).expand_as(self.context))
+        shown = sight.of_memory(self.shown, q.shape[1])
+        # the last vector is of the sequence, unless none is
+        visible = torch.cat([shown, ~shown[..., -1:].expand_as(shown)], -1)
+        return visible_attention(q, kv[:, :, 0], kv[:, :, 1], visible)
+
 
 class ContextKeysAndValues(nn.ModuleList):
     """K_c, V_c = (norm(C) + P) W_c for all heads, or K_c^i, V_c^i = (norm(C^i) + P) W_c^i for each head i.
@@ -81,13 +123,6 @@ class ContextKeysAndValues(nn.ModuleList):
         n_heads: heads.
         d_head: channels of a head.
         by_heads: whether each head has its own vectors.
-
-    Example:
-        >>> C = [torch.zeros(2, 5, 4)] * 3
-        >>> ContextKeysAndValues(4, 3, 6)(C[:1], nn.Identity()).shape
-        torch.Size([2, 5, 2, 3, 6])
-        >>> ContextKeysAndValues(4, 3, 6, by_heads=True)(C, nn.Identity()).shape
-        torch.Size([2, 5, 2, 3, 6])
     """
 
     def __init__(self, d: int, n_heads: int, d_head: int, by_heads: bool = False) -> None:
@@ -112,63 +147,47 @@ class ContextKeysAndValues(nn.ModuleList):
         return torch.cat(each, -2)
 
 
-def recent_attention(
-    q: Float[Tensor, "b t h d"],
-    memory: ContextMemory,
-    kv: Float[Tensor, "b s 2 h d"],
-    sight: Sight,
-    bias: BucketBias | None = None,
-    dropout: float = 0.0,
-) -> Float[Tensor, "b t h d"]:
-    """Attend to the steps of a block so far or, with a memory of W > 0 steps, to the last W steps.
+class ParallelMixers(nn.ModuleList):
+    """C^f = mixer^f(x), f = 1 .. F, with states of constant size.
 
     Args:
-        q: queries at t new steps.
-        memory: the memory before the block.
-        kv: keys and values of the block up to the new steps.
-        sight: the steps that a new step sees.
-        bias: of scores by distance.
-        dropout: probability of dropping an attention weight.
+        mixers: mixers of one kind.
+        name: the argument that names the kind, for the error.
 
-    Example:
-        >>> q, kv = torch.zeros(1, 2, 1, 1), torch.tensor([1.0, 3.0]).reshape(1, 2, 1, 1, 1)
-        >>> memory = ContextMemory.empty(1, 0, 0, 1, 1)
-        >>> recent_attention(q, memory, kv.expand(-1, -1, 2, -1, -1), Sight(None, None)).flatten()
-        tensor([1., 2.])
+    Raises:
+        ValueError: mixers with a growing state or with segments.
     """
-    visible, W = sight.steps, memory.kv.shape[1]
-    if W:
-        kv, visible = joined(memory.kv, kv), sight.of(memory.alive, q.shape[1], window=W)
-    scores = None if bias is None else bias(q.shape[1], kv.shape[1])
-    return visible_attention(q, kv[:, :, 0], kv[:, :, 1], visible, scores, dropout=dropout)
 
+    def __init__(self, mixers: Iterable[Mixer], *, name: str) -> None:
+        super().__init__(mixers)
+        first = next(self.each())
+        require(
+            first.segment_length is None
+            and all(x.numel() for x in leaves(first.init_state(1, device="meta"))),
+            f"`{name}` must be a mixer with a state of constant size and without segments; got "
+            f'{type(first).__name__}. Choose a recurrence, such as "s5" or "s4d".',
+        )
 
-def context_attention(
-    q: Float[Tensor, "b t h d"],
-    memory: ContextMemory,
-    kv: Float[Tensor, "b s p h d"],
-    sight: Sight,
-    start: Float[Tensor, "S 2 h d"] | None,
-) -> Float[Tensor, "b t h d"]:
-    """Attend to the context from before a block, or to a vector for each step of the block so far.
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        states: tuple[State, ...],
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[list[Float[Tensor, "b t d"]], tuple[State, ...]]:
+        """Return the outputs and the states of all mixers; the arguments are those of a mixer."""
+        each = zip(self.each(), states, strict=True)
+        C, states = zip(*(mixer(x, state, reset=reset) for mixer, state in each), strict=True)
+        return list(C), states
 
-    Args:
-        q: queries at t new steps.
-        memory: the memory before the block.
-        kv: without `start`, keys and values of the vectors of the block up to the new steps; ignored with it.
-        sight: the steps that a new step sees.
-        start: keys and values that stand for the context where no vector is of the row's sequence.
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
+        """Return the states of all mixers at the start of `batch` sequences."""
+        return tuple(mixer.init_state(batch, device=device) for mixer in self.each())
 
-    Example:
-        >>> q, start = torch.zeros(1, 2, 1, 1), torch.ones(3, 2, 1, 1)
-        >>> memory, none = ContextMemory.empty(1, 0, 3, 1, 1), torch.zeros(1, 2, 0, 1, 1)
-        >>> context_attention(q, memory, none, Sight(None, None), start).flatten()
-        tensor([1., 1.])
-    """
-    if start is None:
-        return visible_attention(q, kv[:, :, 0], kv[:, :, 1], sight.steps)
-    kv = joined(memory.context, start.to(q.dtype).expand_as(memory.context))
-    shown = sight.of_memory(memory.shown, q.shape[1])
-    # the last vector is of the sequence, unless none is
-    visible = torch.cat([shown, ~shown[..., -1:].expand_as(shown)], -1)
-    return visible_attention(q, kv[:, :, 0], kv[:, :, 1], visible)
+    def each(self) -> Iterator[Mixer]:
+        """Return the mixers."""
+        return cast(Iterator[Mixer], iter(self))
+
+    @property
+    def recurrence(self) -> str | None:
+        """Return the operator that is the memory of a mixer, as in `Mixer`."""
+        return next(self.each()).recurrence

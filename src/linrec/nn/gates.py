@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.float32 import Float32Module
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.nn.projections import readable
 from linrec.nn.row_linear import row_linear
 from linrec.ops.core.precision import without_autocast
@@ -19,7 +18,6 @@ from linrec.rules import choice, require, span
 __all__ = [
     "Gate",
     "GateLinear",
-    "GateStart",
     "MagnitudeActivation",
     "PhaseActivation",
     "Transition",
@@ -29,13 +27,11 @@ __all__ = [
     "positive",
     "spread",
     "stable_exponential",
-    "transition_gate",
 ]
 
 MagnitudeActivation = Literal["sigmoid", "stable_exp"]
 PhaseActivation = Literal["identity", "tanh", "none"]
 TransitionKind = Literal["data", "fixed"]
-GateStart: TypeAlias = float | Literal["uniform"] | None
 
 
 class _Activation(NamedTuple):
@@ -112,12 +108,6 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
     """Return the outputs of gates for the same input, as one product if all are plain gates.
 
     Either all gates have a bias, or none has.
-
-    Example:
-        >>> import torch
-        >>> f, r = gate_projected(torch.zeros(4), GateLinear(4, 2), GateLinear(4, 3))
-        >>> f.shape, r.shape
-        (torch.Size([2]), torch.Size([3]))
     """
     return _exact(x, *gates) if readable(GateLinear, *gates) else tuple(gate(x) for gate in gates)
 
@@ -188,32 +178,6 @@ def spread(f: GateLinear, r: GateLinear | None) -> None:
         f.bias.uniform_(least, 1 - least).logit_()
         if r is not None:
             r.bias.copy_(-f.bias)
-
-
-def transition_gate(d_in: int, d_out: int, gate_bias_init: GateStart = None) -> GateLinear:
-    """Return the projection whose sigmoid is a decay, of group "transition" without weight decay.
-
-    Args:
-        d_in: width of the input.
-        d_out: gates.
-        gate_bias_init: initial bias: "uniform" for gates uniform in [1/d_out, 1 - 1/d_out] at x = 0, a number
-            for all gates, or None for torch's own.
-
-    Raises:
-        ValueError: another word than "uniform".
-
-    Example:
-        >>> import torch
-        >>> transition_gate(4, 2, 4.0)(torch.zeros(4)).tolist()
-        [4.0, 4.0]
-    """
-    gate = mark(GateLinear(d_in, d_out))
-    if isinstance(gate_bias_init, str):
-        choice(("uniform",), gate_bias_init=gate_bias_init)
-        spread(gate, None)
-    elif gate_bias_init is not None:
-        nn.init.constant_(gate.bias, gate_bias_init)
-    return gate
 
 
 class Gate(nn.Module):

@@ -30,10 +30,6 @@ def heads_of(name: str, width: int, n_heads: int) -> int:
 
     Raises:
         ValueError: the heads do not divide the width.
-
-    Example:
-        >>> heads_of("d_model", 12, 3)
-        4
     """
     if n_heads < 1 or width < 1 or width % n_heads:
         raise ValueError(
@@ -81,10 +77,6 @@ def split_width(
 
     Raises:
         ValueError: the heads do not divide the width and `d_head` is None, or a number below 1.
-
-    Example:
-        >>> split_width("d_model", 384, None, least=64)
-        (6, 64)
     """
     n_heads = most_heads(max(width, 1), least) if n_heads is None else n_heads
     d_head = heads_of(name, width, n_heads) if d_head is None else d_head
@@ -99,10 +91,6 @@ class KeyValueHeads(NamedTuple):
         n: heads.
         d_key: channels of a key.
         d_value: channels of a value.
-
-    Example:
-        >>> KeyValueHeads(4, 8, 16).d_v
-        64
     """
 
     n: int
@@ -150,10 +138,6 @@ def kv_groups(n_heads: int, kv_heads: int | None) -> int:
 
     Raises:
         ValueError: `kv_heads` does not divide `n_heads`.
-
-    Example:
-        >>> kv_groups(8, 2), kv_groups(8, None)
-        (2, 8)
     """
     kv_heads = n_heads if kv_heads is None else kv_heads
     divisor("n_heads", n_heads, kv_heads=kv_heads, cure="1 is multi-query attention.")
@@ -161,12 +145,6 @@ def kv_groups(n_heads: int, kv_heads: int | None) -> int:
 
 
 def repeat_heads(x: Shaped[Tensor, "b t groups *d"], n_heads: int) -> Shaped[Tensor, "b t h *d"]:
-    """Return every head as often as `n_heads` neighbouring heads share it.
-
-    Example:
-        >>> import torch
-        >>> repeat_heads(torch.tensor([[[1, 2]]]), 4).tolist()
-        [[[1, 1, 2, 2]]]
-    """
+    """Return every head as often as `n_heads` neighbouring heads share it."""
     groups = x.shape[2]
     return x if groups == n_heads else x.repeat_interleave(n_heads // groups, 2)

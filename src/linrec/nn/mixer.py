@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import Float32Module, tensor_options
+from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.ops import inspection
 from linrec.ops.core.call import Call, recording
 from linrec.ops.core.checks import visible

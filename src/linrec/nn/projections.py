@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.float32 import tensor_options
+from linrec.nn.parameters import tensor_options
 from linrec.nn.row_linear import RowLinear, row_linear
 from linrec.ops.core.precision import without_autocast
 
@@ -21,7 +21,6 @@ __all__ = [
     "drawn_linear",
     "input_kwargs",
     "join",
-    "lecun_linear",
     "matrix",
     "orthogonal_linear",
     "output_kwargs",
@@ -79,24 +78,6 @@ def drawn_linear(
     linear = nn.Linear(d_in, d_out, bias=bias)
     draw([linear], fill, **arguments)
     return linear
-
-
-def lecun_linear(d_in: int, d_out: int, *, bias: bool = False) -> nn.Linear:
-    """Return y = W x + b, with entries of W uniform in +- sqrt(3 / d_in), of variance 1 / d_in, and b zero.
-
-    Args:
-        d_in: width of the input.
-        d_out: width of the output.
-        bias: whether there is a b.
-
-    Source:
-        LeCun, Bottou, Orr and Müller, Efficient BackProp (1998).
-
-    Example:
-        >>> bool(lecun_linear(3, 3).weight.abs().max() <= 1)
-        True
-    """
-    return drawn_linear(d_in, d_out, nn.init.kaiming_uniform_, bias=bias, nonlinearity="linear")
 
 
 def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = False) -> nn.Linear:
@@ -210,11 +191,6 @@ def affine_map(
         d_in: width of x.
         device: where x lives; None is where the layer's tensors live.
         kind: the class of a layer that is not replaced.
-
-    Example:
-        >>> W, b = affine_map(nn.Sequential(nn.Linear(2, 3)), 2)
-        >>> W.shape, b.shape
-        (torch.Size([3, 2]), torch.Size([3]))
     """
     if readable((kind, RowLinear), linear):
         return linear.weight, linear.bias  # type: ignore[return-value]
@@ -254,12 +230,6 @@ def join(linears: Iterable[nn.Module | None]) -> None:
 
     Weights stay parameters of their layers, as parts of one tensor. Layers that are not plain, or that differ
     in dtype, stay as they are.
-
-    Example:
-        >>> layers = [nn.Linear(3, 4), nn.Linear(3, 5, bias=False)]
-        >>> join(layers)
-        >>> [y.shape for y in projected(torch.ones(2, 3), *layers)]
-        [torch.Size([2, 4]), torch.Size([2, 5])]
     """
     layers = [linear for linear in linears if linear is not None]
     plain = [linear for linear in layers if isinstance(linear, nn.Linear) and readable(LINEAR, linear)]

@@ -104,11 +104,6 @@ class RowLinear(nn.Linear):
 
     Args:
         linear: the layer whose weights are shared.
-
-    Example:
-        >>> layer = nn.Linear(2, 3)
-        >>> RowLinear(layer).weight is layer.weight
-        True
     """
 
     def __init__(self, linear: nn.Linear) -> None:

@@ -115,11 +115,6 @@ def first_state(memory: Tree, segment: Tree, *, length: int, position: int = 0) 
 
     Raises:
         ValueError: a negative position.
-
-    Example:
-        >>> state = first_state(torch.zeros(2, 5), torch.zeros(2, 0, 3), length=4, position=6)
-        >>> state.segment.shape, state.alive.tolist()
-        (torch.Size([2, 2, 3]), [[False, False], [False, False]])
     """
     require(position >= 0, f"`position` must be at least 0; got {position}. Count from the stream's start.")
     batch, device, steps = leaves(segment)[0].shape[0], leaves(segment)[0].device, position % length
@@ -324,12 +319,7 @@ def _floats(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 
 def chosen(rows: Bool[Tensor, "b"], tree: Tree, other: Tree) -> Any:
-    """Return one tree of tensors (b, ...) where `rows` (b,) is true, and the other tree elsewhere.
-
-    Example:
-        >>> chosen(torch.tensor([True, False]), torch.zeros(2), torch.ones(2))
-        tensor([0., 1.])
-    """
+    """Return one tree of tensors (b, ...) where `rows` (b,) is true, and the other tree elsewhere."""
     others = iter(leaves(other))
 
     def choose(part: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""The short convolution as a layer: its taps, and the tail that it carries."""
+"""Parts in front of a recurrence that have a state and may be left out, and the short convolution."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,11 +10,39 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.parameters import mark
-from linrec.nn.stage import Stage
 from linrec.ops.short_conv import short_conv
 from linrec.rules import COUNT, at_least
 
-__all__ = ["ShortConvolution"]
+__all__ = ["ShortConvolution", "Stage"]
+
+
+class Stage(nn.Module):
+    """Base class of parts in front of a recurrence, which return their input where they are left out.
+
+    The state of a mixer is the pair of the states of the part and of the recurrence. Without the part, it is
+    the state of the recurrence alone.
+
+    Args:
+        present: whether the mixer has the part.
+
+    Example:
+        >>> Stage(present=True).joined("tail", "S"), Stage(present=False).joined(None, "S")
+        (('tail', 'S'), 'S')
+        >>> Stage(present=False).split("S"), Stage(present=True).split(None)
+        ((None, 'S'), (None, None))
+    """
+
+    def __init__(self, *, present: bool) -> None:
+        super().__init__()
+        self.present = present
+
+    def split(self, state: Any) -> tuple[Any, Any]:
+        """Return the states of the part and of the recurrence from the state of the mixer."""
+        return (None, state) if state is None or not self.present else state
+
+    def joined(self, own: Any, recurrent: Any) -> Any:
+        """Return the state of the mixer from the states of the part and of the recurrence."""
+        return (own, recurrent) if self.present else recurrent
 
 
 class ShortConvolution(Stage):

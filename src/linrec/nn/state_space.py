@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from linrec.hippo import diagonal, normal_plus_low_rank
 from linrec.hippo.forms import NormalPlusLowRank
-from linrec.nn.float32 import Float32Module
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
 from linrec.ops.scan import scan
@@ -132,10 +131,6 @@ def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "cha
 
     Source:
         S4 (Gu, Goel and Ré, 2022), whose steps start between 0.001 and 0.1.
-
-    Example:
-        >>> log_steps(3, 1.0, 1.0).tolist()
-        [0.0, 0.0, 0.0]
     """
     require(
         0 < dt_min <= dt_max < math.inf,
@@ -158,12 +153,6 @@ def add_transition(module: Float32Module, *, learn: bool = True, **start: Tensor
         module: the module that gets the tensors.
         learn: whether the tensors are parameters, of group "transition" without weight decay, or buffers.
         start: where the tensors start, by name.
-
-    Example:
-        >>> module = Float32Module()
-        >>> add_transition(module, dt_log=torch.zeros(2))
-        >>> [*module.bfloat16().state_dict().values()]
-        [tensor([0., 0.])]
     """
     for name, tensor in start.items():
         if learn:
@@ -180,10 +169,6 @@ def per_channel(channels: int, *systems: Tensor) -> tuple[Tensor, ...]:
     Args:
         channels: d, a multiple of n.
         systems: tensors (n, ...). Tensors of d systems are returned as they are.
-
-    Example:
-        >>> per_channel(4, torch.tensor([1, 2]))[0].tolist()
-        [1, 2, 1, 2]
     """
     return tuple(x if len(x) == channels else torch.cat([x] * (channels // len(x))) for x in systems)
 

@@ -28,10 +28,6 @@ class RNNWeights(nn.RNNBase):
     Args:
         mode: "RNN_TANH", "RNN_RELU", "LSTM" or "GRU".
         width: of the input and of the state.
-
-    Example:
-        >>> [len(weight) for weight in RNNWeights("GRU", 2)()]
-        [6, 6, 6, 6]
     """
 
     def __init__(self, mode: str, width: int) -> None:

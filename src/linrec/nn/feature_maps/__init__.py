@@ -22,8 +22,7 @@ import inspect
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.nn.feature_maps.base import FeatureMap
-from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, Identity, ReLU, SiLU, Softmax
+from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, FeatureMap, Identity, ReLU, SiLU, Softmax
 from linrec.nn.feature_maps.random import (
     ArcCosine,
     FourierFeatures,

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.feature_maps.base import FeatureMap
+from linrec.nn.feature_maps.fixed import FeatureMap
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, positive

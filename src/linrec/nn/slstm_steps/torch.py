@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.ops.core.precision import wide
 
 
@@ -39,12 +39,7 @@ Kept = tuple[Tensor, ...]
 
 
 def log_forget(f: Tensor, sigmoid: bool) -> Tensor:
-    """Return the logarithm of forget gates.
-
-    Example:
-        >>> log_forget(torch.zeros(1), True).exp(), log_forget(torch.zeros(1), False).exp()
-        (tensor([0.5000]), tensor([1.]))
-    """
+    """Return the logarithm of forget gates."""
     return functional.logsigmoid(f) if sigmoid else f
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linrec.nn.delta import UnitFeatures, WriteStrength
+from linrec.nn.fast_weights import UnitFeatures, WriteStrength
 from linrec.testing import assert_agree, generator
 
 

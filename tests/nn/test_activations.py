@@ -1,10 +1,17 @@
-"""modReLU of real and of complex numbers."""
+"""Activations, and complex numbers as pairs."""
 
 import pytest
 import torch
 
-from linrec.nn.modrelu import complex_modrelu, modrelu
+from linrec.nn.activations import complex_modrelu, modrelu, to_complex, to_pairs
 from linrec.testing import assert_agree, generator
+
+
+def test_real_and_imaginary_parts_alternate():
+    z = torch.randn(2, 3, generator=generator(), dtype=torch.complex64)
+    pairs = to_pairs(z)
+    assert torch.equal(pairs[:, ::2], z.real) and torch.equal(pairs[:, 1::2], z.imag)
+    assert torch.equal(to_complex(pairs), z)
 
 
 def test_modrelu_moves_magnitudes():

@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
+from torch.nn import functional
 
 from linrec.models import LanguageModel, ModelConfig
-from linrec.nn import RWKVChannelMixing
+from linrec.nn import GLU, FeedForward, RWKVChannelMixing
 from linrec.testing import (
     assert_agree,
     check_batch_independence,
@@ -15,9 +18,36 @@ from linrec.testing import (
 )
 from tests.tiers import thorough
 
+ACTIVATIONS = {
+    "sigmoid": lambda z: 1 / (1 + (-z).exp()),
+    "silu": lambda z: z / (1 + (-z).exp()),
+    "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda z: z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))) / 2,
+    "identity": lambda z: z,
+}
 D, HIDDEN = 4, 6
 VARIANTS = {"paper": {}, "no receptance": {"receptance": False}, "no token shift": {"token_shift": False}}
 every_variant = pytest.mark.parametrize("arguments", VARIANTS.values(), ids=VARIANTS)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_glu_is_its_equation(activation):
+    torch.manual_seed(0)
+    glu = GLU(4, 7, activation=activation).double()
+    x = torch.randn(2, 3, 4, generator=generator(), dtype=torch.float64)
+    gate = ACTIVATIONS[activation](x @ glu.gate.weight.T + glu.gate.bias)
+    hidden = gate * (x @ glu.up.weight.T + glu.up.bias)
+    assert_agree(glu(x), hidden @ glu.down.weight.T + glu.down.bias)
+    assert sum(p.numel() for p in glu.parameters()) == 3 * 4 * 7 + 2 * 7 + 4
+
+
+def test_the_default_is_the_unit_of_that_name():
+    assert GLU(4, 7).activation == "sigmoid"
+
+
+def test_an_unknown_activation_gives_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'sigmoid'"):
+        GLU(4, 7, activation="sigmod")
 
 
 def make(**arguments) -> RWKVChannelMixing:
@@ -93,3 +123,18 @@ def test_a_language_model_with_it_streams(mixer, norm_position):
 def test_argument_errors():
     with pytest.raises(ValueError, match="`d_hidden` must be at least 1; got 0"):
         RWKVChannelMixing(D, 0)
+
+
+def test_feed_forward_is_linear_gelu_linear_with_biases():
+    ffn = FeedForward(4, 7)
+    x = torch.randn(2, 3, 4, generator=generator())
+    hidden = functional.gelu(x @ ffn.up.weight.T + ffn.up.bias)
+    assert_agree(ffn(x), hidden @ ffn.down.weight.T + ffn.down.bias)
+    assert sum(p.numel() for p in ffn.parameters()) == 4 * 7 + 7 + 7 * 4 + 4
+
+
+def test_squared_relu_without_biases():
+    ffn = FeedForward(4, 7, activation="squared_relu", bias=False)
+    x = torch.randn(2, 3, 4, generator=generator())
+    assert_agree(ffn(x), (x @ ffn.up.weight.T).clamp(min=0).square() @ ffn.down.weight.T)
+    assert sum(p.numel() for p in ffn.parameters()) == 2 * 4 * 7

@@ -1,6 +1,6 @@
 import torch
 
-from linrec.nn.past_steps import PastSteps, last_steps
+from linrec.nn.segment_mixer import PastSteps, last_steps
 
 
 def test_steps_leave_and_enter_without_keeping_other_memory():

@@ -8,8 +8,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linrec.nn import visible_attention as module
-from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention, sinusoids
-from linrec.nn.visible_attention import visible_attention
+from linrec.nn.visible_attention import (
+    DistanceScores,
+    QueryBiases,
+    distance_attention,
+    sinusoids,
+    visible_attention,
+)
 from linrec.testing import assert_agree, generator
 
 B, HEADS, D_HEAD, D = 2, 3, 5, 6

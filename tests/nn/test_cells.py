@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linrec.errors import MissingExtraError
-from linrec.nn.ode import ADAPTIVE, SOLVERS, solve
+from linrec.nn.cells import ADAPTIVE, SOLVERS, solve
 from linrec.testing import assert_agree
 
 TIME = torch.tensor([[0.5], [1.0], [-0.7]], dtype=torch.float64)

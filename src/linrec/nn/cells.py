@@ -1,0 +1,257 @@
+"""Parts of networks that run step by step: the loop over time, solvers, irregular steps, a GRU's gates."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.extras import import_extra
+from linrec.nn.projections import matrix
+from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.core.precision import wide, without_autocast
+from linrec.rules import COUNT, at_least, choice, positive
+
+__all__ = [
+    "ADAPTIVE",
+    "SOLVERS",
+    "Fixed",
+    "LowRank",
+    "Solver",
+    "Step",
+    "Tensors",
+    "beside_times",
+    "gru_gates",
+    "solve",
+    "step_by_step",
+]
+
+Fixed: TypeAlias = Literal["euler", "midpoint", "rk4"]
+Adaptive: TypeAlias = Literal["dopri5", "bosh3", "dopri8"]
+Solver: TypeAlias = Fixed | Adaptive
+
+ADAPTIVE: tuple[str, ...] = get_args(Adaptive)
+"""Solvers of torchdiffeq, which choose their steps."""
+SOLVERS = (*get_args(Fixed), *ADAPTIVE)
+"""All solvers."""
+
+
+def step_by_step(
+    name: str,
+    step: Callable[..., Step],
+    state: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
+    *,
+    reset: Bool[Tensor, "b t"] | None = None,
+    fresh: Sequence[Tensor | float] | None = None,
+    axis: int = 1,
+) -> Step:
+    """Run state, outputs = step(state, *inputs_t) for every step t, without autocast.
+
+    Without autocast, since the next step would repeat the rounding errors of a step.
+
+    Args:
+        name: the mixer's name, for the error.
+        step: takes and returns a tuple of states; the outputs of `step` are a tuple too.
+        state: the states before the first step. Axis 1 - `axis` is the batch.
+        inputs: tensors with time on `axis`; None is None at every step.
+        reset: (b, t) bool; where it is true, `step` gets `fresh` in place of the state.
+        fresh: the states at the start of a sequence, numbers or tensors that broadcast; None is zeros.
+        axis: the axis of time in inputs and outputs, 1 or 0.
+
+    Returns:
+        The states after the last step, and the outputs of all steps. Without any steps, the states are the
+        states given.
+
+    Raises:
+        ValueError: the steps of a sequence are split over processes.
+
+    Example:
+        >>> def step(state, x):
+        ...     (h,) = state
+        ...     h = torch.tanh(h + x)
+        ...     return (h,), (h,)
+        >>> (h,), (y,) = step_by_step("rnn", step, [torch.zeros(1, 2)], [torch.ones(1, 5, 2)])
+        >>> y.shape, torch.equal(y[:, -1], h)
+        (torch.Size([1, 5, 2]), True)
+    """
+    refuse_split_time(name)
+    fresh = [0.0] * len(state) if fresh is None else fresh
+    axes = sorted({part.dim() for part in state})
+
+    def after_reset(state: Tensors, *now: Tensor | None) -> Step:
+        cuts = dict(zip(axes, now[len(inputs) :], strict=True))
+        kept = (_replaced(part, cuts[part.dim()], start) for part, start in zip(state, fresh, strict=True))
+        return step(tuple(kept), *now[: len(inputs)])
+
+    given = [*inputs, *(_cut(reset, dim, axis) for dim in axes)]
+    first = next(x for x in inputs if x is not None)
+    with without_autocast(first.device.type):
+        if first.shape[axis] > 0:
+            return loop(after_reset, tuple(state), given, axis=axis)
+        # a step of zeros shows the shapes of outputs
+        zeros = (None if x is None else x.new_zeros(x.shape[:axis] + x.shape[axis + 1 :]) for x in given)
+        _, outputs = after_reset(tuple(state), *zeros)
+    return tuple(state), tuple(y.unsqueeze(axis).narrow(axis, 0, 0) for y in outputs)
+
+
+def _cut(reset: Tensor | None, dim: int, axis: int) -> Tensor | None:
+    """Return the flags of all steps, of which each broadcasts to a state of `dim` axes."""
+    if reset is None:
+        return None
+    flags = reset if axis == 1 else reset.T[:, None]
+    return flags.reshape(*flags.shape, *[1] * (dim - flags.dim() + 1))
+
+
+def _replaced(part: Tensor, cut: Tensor | None, start: Tensor | float) -> Tensor:
+    """Return `start` where a sequence starts, and the state elsewhere."""
+    if cut is None:
+        return part
+    return torch.where(cut, start, part) if isinstance(start, Tensor) else part.masked_fill(cut, start)
+
+
+def beside_times(x: Float[Tensor, "b t d"], dt: Float[Tensor, "b t"] | None) -> Float[Tensor, "b t more"]:
+    """Return inputs of a cell with the time of each step as a further channel, the last.
+
+    The result is in float32, or float64 where `x` is, because half precision would round the times.
+
+    Args:
+        x: inputs (b, t, d).
+        dt: time since the step before (b, t); None is 1 everywhere.
+
+    Example:
+        >>> beside_times(torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.5]])).tolist()
+        [[[0.0, 1.0], [0.0, 0.5]]]
+    """
+    x = wide(x)
+    times = torch.ones_like(x[..., :1]) if dt is None else dt.to(x.dtype)[..., None]
+    return torch.cat([x, times], -1)
+
+
+def gru_gates(
+    Wx: Float[Tensor, "*b three_n"], h: Float[Tensor, "*b n"], U: Float[Tensor, "three_n n"]
+) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+    """Return the gate and the new content of a GRU.
+
+        z, r = sigmoid(W_zr x + U_zr h)    n = tanh(W_n x + U_n (r * h))
+
+    Args:
+        Wx: W x with biases, of z, r and n.
+        h: the state that the unit reads.
+        U: weights of the state, of z, r and n.
+
+    Returns:
+        z and n, in the shape of h.
+
+    Source:
+        Cho and others, Learning Phrase Representations using RNN Encoder-Decoder (2014).
+    """
+    of_z, of_r, of_n = Wx.chunk(3, -1)
+    U_z, U_r, U_n = U.chunk(3)
+    z, r = torch.sigmoid(of_z + h @ U_z.mT), torch.sigmoid(of_r + h @ U_r.mT)
+    return z, torch.tanh(of_n + (r * h) @ U_n.mT)
+
+
+def solve(
+    f: Callable[[Tensor], Tensor],
+    h: Float[Tensor, "*b n"],
+    time: Float[Tensor, "*b 1"],
+    solver: Solver,
+    *,
+    n_steps: int = 1,
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+) -> Float[Tensor, "*b n"]:
+    """Return h(time) of h' = f(h), h(0) = `h`.
+
+    | solver | steps |
+    |---|---|
+    | "euler", "midpoint", "rk4" | `n_steps` of equal length, of order 1, 2 and 4 |
+    | "bosh3", "dopri5", "dopri8" | as many as the tolerances need, of order 3, 5 and 8, by torchdiffeq |
+
+    Time is rescaled to [0, 1] for each row, so rows may have different times. The adaptive solvers choose the
+    same steps for all rows.
+
+    Args:
+        f: function of h, of the shape of h.
+        h: initial values.
+        time: time of each row; a negative time runs backwards.
+        solver: one of the names above.
+        n_steps: number of equal steps.
+        rtol: relative tolerance of adaptive solvers.
+        atol: absolute tolerance of adaptive solvers.
+
+    Raises:
+        ValueError: the solver is unknown, or a number is out of range.
+        MissingExtraError: an adaptive solver without torchdiffeq.
+
+    Example:
+        >>> import torch
+        >>> solve(torch.neg, torch.ones(1), torch.ones(1), "rk4", n_steps=10)
+        tensor([0.3679])
+    """
+    choice(SOLVERS, solver=solver)
+    at_least(1, most=COUNT, n_steps=n_steps)
+    positive(rtol=rtol, atol=atol)
+    if solver in ADAPTIVE:
+        torchdiffeq = import_extra("torchdiffeq", f'solver="{solver}"')
+        ends = torch.arange(2, dtype=time.dtype, device=time.device)
+        # a step ends at 1, because interpolation within a longer step is less accurate
+        exact = {"step_t": ends[1:]}
+        path = torchdiffeq.odeint(
+            lambda _, h: time * f(h), h, ends, rtol=rtol, atol=atol, method=solver, options=exact
+        )
+        return path[-1]
+    step = time / n_steps
+    for _ in range(n_steps):
+        h = h + step * _slope(f, h, step, solver)
+    return h
+
+
+def _slope(f: Callable[[Tensor], Tensor], h: Tensor, step: Tensor, solver: str) -> Tensor:
+    """Return the mean slope over a step."""
+    first = f(h)
+    if solver == "euler":
+        return first
+    second = f(h + step / 2 * first)
+    if solver == "midpoint":
+        return second
+    third = f(h + step / 2 * second)
+    return (first + 2 * second + 2 * third + f(h + step * third)) / 6
+
+
+class LowRank(nn.Sequential):
+    """y = W x, or y = W_2 W_1 x with `rank` rows of W_1.
+
+    Args:
+        d_in: width of x.
+        d_out: width of y.
+        rank: None means a full matrix.
+        std: standard deviation of the initial weights of every matrix, which are Gaussian.
+
+    Raises:
+        ValueError: the rank is below 1.
+    """
+
+    def __init__(self, d_in: int, d_out: int, rank: int | None, *, std: float) -> None:
+        at_least(1, rank=rank, or_none=True, cure="None means a full matrix.")
+        sizes = [d_in, d_out] if rank is None else [d_in, rank, d_out]
+        super().__init__(*(nn.Linear(m, n, bias=False) for m, n in itertools.pairwise(sizes)))
+        self.sizes = sizes
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=std)
+
+    def weights(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Return the matrices, W or (W_1, W_2), for x on a device."""
+        layers = zip(self, self.sizes[:-1], strict=True)
+        return tuple(matrix(layer, width, device) for layer, width in layers)
+
+    @staticmethod
+    def product(x: Tensor, *weights: Tensor) -> Tensor:
+        """Return y with the given matrices in place of the layer's."""
+        return functools.reduce(functional.linear, weights, x)
