@@ -10,13 +10,13 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tables
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linrec import mixers
 from linrec.errors import folded
@@ -26,6 +26,7 @@ from linrec.mixers import State
 HERE = Path(__file__).parent
 PAPERS: dict[str, str] = json.loads((HERE / "papers.json").read_text())
 WIDTHS = (64, 256, 1024)
+INFERRED = "in evaluation, without gradients"
 SEGMENTS = "Steps of a segment attend in parallel, and a loop runs over the segments."
 
 
@@ -134,10 +135,11 @@ def _state(name: str) -> str:
             "The state size is its number of elements."
         )
         if len(after) > 1:
-            ends = [held(mixer, x)["without gradients"] for mixer, x in zip(built, inputs, strict=True)]
-            counts["elements without gradients"] = [elements(end) for end in ends]
+            ends = [held(mixer, x)[INFERRED] for mixer, x in zip(built, inputs, strict=True)]
+            counts["elements in evaluation"] = [elements(end) for end in ends]
             text += (
-                " Calls without gradients also keep keys and values, which the state size does not count. "
+                " After `eval()`, calls without gradients also keep keys and values, which the state size "
+                "does not count. "
                 "The second table has the number of elements with them."
             )
     elif any(0 in x.shape for _, x in leaves(start)):
@@ -149,13 +151,15 @@ def _state(name: str) -> str:
     return f"{shapes(start, after)}\n{text}\n{sizes(counts)}"
 
 
-def held(run: Callable[[Tensor], tuple[Tensor, State]], x: Tensor) -> dict[str, State]:
-    """Return the state after the steps of `x`, and the state without gradients where it holds more."""
+def held(run: nn.Module, x: Tensor) -> dict[str, State]:
+    """Return the state after the steps of `x`, and that of inference where it holds more."""
     _, trained = run(x)
+    training = run.training
     with torch.no_grad():
-        _, inferred = run(x)
+        _, inferred = run.eval()(x)
+    run.train(training)
     states = {f"after {x.shape[1]:,} steps": trained}
-    return states if elements(trained) == elements(inferred) else states | {"without gradients": inferred}
+    return states if elements(trained) == elements(inferred) else states | {INFERRED: inferred}
 
 
 def elements(state: State) -> int:

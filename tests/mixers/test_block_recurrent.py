@@ -174,12 +174,13 @@ def test_a_block_takes_keys_and_values_of_its_states_once(layer):
         for n in range(12):
             _, state = mixer(x[:, n : n + 1], state)
 
+    mixer.eval()
     with torch.no_grad():
         assert calls_of(mixer, layer, stream) == 3
 
 
 def test_keys_of_states_train_their_projection_after_a_call_without_gradients():
-    mixer, x = build(), torch.randn(2, 7, 6, dtype=torch.float64)
+    mixer, x = build().eval(), torch.randn(2, 7, 6, dtype=torch.float64)
 
     def gradient(context):
         with context:

@@ -26,7 +26,7 @@ from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark, tensor_options
 from linrec.nn.positions import BucketPositions, make_bucket_bias
 from linrec.nn.projections import output_kwargs
-from linrec.nn.segment_mixer import SegmentMixer, joined
+from linrec.nn.segment_mixer import SegmentMixer, joined, keeps_keys
 from linrec.nn.segments import Detach, Sight
 from linrec.nn.visible_attention import visible_attention
 from linrec.rules import at_least, choice
@@ -196,8 +196,8 @@ class BlockRecurrent(SegmentMixer):
         return self.out(heads), state
 
     def prepare(self, memory: RecurrentStates) -> RecurrentStates:
-        """Return the memory with K_s and V_s; a call with gradients computes them again."""
-        if memory.k_s.shape[1] and not torch.is_grad_enabled():
+        """Return the memory with K_s and V_s, which are computed again where weights may have changed."""
+        if memory.k_s.shape[1] and keeps_keys(self):
             return memory
         k_s, v_s = self._of_states(self._states(memory))
         return replaced(memory, k_s=k_s, v_s=v_s)

@@ -35,10 +35,11 @@ class TransformerXL(SegmentMixer):
     """a = Masked-Softmax(A / sqrt(d_head)) [SG(m) | h] W_v: steps see their segment and a memory before it.
 
     The memory of a layer holds the layer's inputs of the last M steps before the segment, without gradients.
-    A call with gradients computes the keys and values of the memory again, so that W_k and W_v get gradients
-    from the memory too. Without gradients the state holds keys and values too, 2 `n_heads` `d_head` elements
-    a step, and a call computes those of its own steps alone; so it must be given weights that the state is
-    of. A step sees up to M + T - 1 earlier steps, and L layers reach L M steps back.
+    A call computes the keys and values of the memory again, so that W_k and W_v get gradients from the memory
+    too, and a state is right for any weights. After `eval()`, without gradients, the state holds keys and
+    values too, 2 `n_heads` `d_head` elements a step, and a call computes those of its own steps alone: such a
+    state is of the weights that made it. A step sees up to M + T - 1 earlier steps, and L layers reach L M
+    steps back.
 
     | model of the paper | arguments |
     |---|---|

@@ -22,6 +22,7 @@ __all__ = [
     "all_keys_and_values",
     "extended",
     "joined",
+    "keeps_keys",
     "keys_and_values",
     "last_steps",
 ]
@@ -102,12 +103,19 @@ def extended(segment: Steps, x: Float[Tensor, "b t d"], k: nn.Linear, v: nn.Line
     return h, keys_and_values(h, segment[1], k, v)
 
 
+def keeps_keys(layer: nn.Module) -> bool:
+    """Return whether a state keeps keys and values: in evaluation mode, without gradients.
+
+    Otherwise weights change between calls: each call takes keys and values from the weights that it has, and
+    the gradients of W_k and W_v are whole.
+    """
+    return not (layer.training or torch.is_grad_enabled())
+
+
 def keys_and_values(
     h: Float[Tensor, "b n d"], known: Float[Tensor, "b m c"], k: nn.Linear, v: nn.Linear
 ) -> Float[Tensor, "b n c"]:
-    """Return [h W_k | h W_v] for a state, or a tensor of width 0 where gradients are recorded.
-
-    A call with gradients takes keys and values from `h`, so that the gradients of W_k and W_v are whole.
+    """Return [h W_k | h W_v] for a state, or a tensor of width 0 where it does not keep them.
 
     Args:
         h: the steps (b, n, d).
@@ -115,7 +123,7 @@ def keys_and_values(
         k: W_k.
         v: W_v.
     """
-    if torch.is_grad_enabled():
+    if not keeps_keys(k):
         return h.new_zeros(*h.shape[:2], 0)
     done = known.shape[1] if known.shape[2] else 0
     if 0 < done == h.shape[1]:
@@ -136,7 +144,7 @@ def all_keys_and_values(
         v: W_v.
     """
     h, kv = segment
-    if torch.is_grad_enabled():
+    if not keeps_keys(k):
         keys, values = projected(torch.cat([*(memory.h for memory in memories), h], 1), k, v)
     else:
         known = torch.cat([*(memory.kv.to(kv.dtype) for memory in memories), kv], 1)
