@@ -140,7 +140,7 @@ def _state(name: str) -> str:
         "`state.position`. `model.state_size` adds the state sizes of the layers."
     )
     if len(after) > 1:
-        text += " After `eval()`, calls without gradients also keep keys and values, which no state size counts."
+        text += " After `eval()`, calls without gradients keep keys and values too, which no size counts."
     return (
         f"The state of the model above, at the start and after {steps} steps, the last before the end of a "
         f"segment:\n{shapes(model.init_state(1), after)}{text} For segments of {LENGTH} steps:\n"
