@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linrec.lab.tasks.adding import Adding
+from linrec.lab.tasks.dynamics import Adding
 
 FEW = {"n_train": 20, "n_validation": 5}
 

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.lab.tasks.associative_recall import AssociativeRecall
+from linrec.lab.tasks.recall import AssociativeRecall
 from tests.lab.tasks.recall import FEW, check_against, check_next_tokens
 
 

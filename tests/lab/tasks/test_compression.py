@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.compression import Compression
+from linrec.lab.tasks.copying import Compression
 from tests.lab.tasks.recall import FEW, check_against
 
 

@@ -1,7 +1,6 @@
 import pytest
 
-from linrec.lab.tasks.copying import Copying
-from linrec.lab.tasks.selective_copying import SelectiveCopying
+from linrec.lab.tasks.copying import Copying, SelectiveCopying
 
 FEW = {"n_train": 20, "n_validation": 5, "n_test": 50}
 

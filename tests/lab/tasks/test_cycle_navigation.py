@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.lab.tasks.cycle_navigation import CycleNavigation
+from linrec.lab.tasks.automata import CycleNavigation
 from tests.lab.tasks.strings import FEW, check, shares
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from linrec.lab.tasks.distinct import draw_distinct, fingerprints
+from linrec.lab.tasks.drawing import draw_distinct, fingerprints
 
 
 def collected(n, **options):

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from linrec.lab.tasks.even_pairs import EvenPairs
+from linrec.lab.tasks.automata import EvenPairs
 from tests.lab.tasks.strings import FEW, check, shares
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.lab.tasks.fitzhugh_nagumo import FitzHughNagumo
+from linrec.lab.tasks.dynamics import FitzHughNagumo
 from tests.tiers import thorough
 
 FEW = {"n_train": 2, "n_validation": 2, "n_test": 3}
@@ -39,11 +39,11 @@ def test_smaller_steps_of_integration_change_nothing(monkeypatch):
     start = np.stack([np.linspace(-1, 1, 9), np.zeros(9)])
     task = FitzHughNagumo()
     found = task.solution(start)
-    monkeypatch.setattr("linrec.lab.tasks.fitzhugh_nagumo.SUBSTEPS", 16)
+    monkeypatch.setattr("linrec.lab.tasks.dynamics.SUBSTEPS", 16)
     finer = task.solution(start)
     assert found.shape == (9, 1001) and np.abs(found - finer).max() < 1e-5
     # a method of order four, whose error falls by 2^4
-    monkeypatch.setattr("linrec.lab.tasks.fitzhugh_nagumo.SUBSTEPS", 4)
+    monkeypatch.setattr("linrec.lab.tasks.dynamics.SUBSTEPS", 4)
     assert np.abs(task.solution(start) - finer).max() == pytest.approx(
         16 * np.abs(found - finer).max(), rel=0.2
     )

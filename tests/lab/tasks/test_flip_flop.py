@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from linrec.lab.tasks.flip_flop import FlipFlop
+from linrec.lab.tasks.lookup import FlipFlop
 
 FEW = {"n_train": 20, "n_validation": 5, "n_test": 50}
 

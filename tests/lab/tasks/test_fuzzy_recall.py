@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.fuzzy_recall import FuzzyRecall
+from linrec.lab.tasks.recall import FuzzyRecall
 from tests.lab.tasks.recall import FEW, check_against, check_next_tokens
 
 

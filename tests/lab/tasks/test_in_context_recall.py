@@ -1,8 +1,7 @@
 import pytest
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.in_context_recall import InContextRecall
-from linrec.lab.tasks.noisy_recall import NoisyRecall
+from linrec.lab.tasks.recall import InContextRecall, NoisyRecall
 from tests.lab.tasks.recall import FEW, check_against, check_next_tokens
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.lab.tasks.induction_heads import InductionHeads
+from linrec.lab.tasks.recall import InductionHeads
 from tests.lab.tasks.recall import FEW, check_against, check_next_tokens
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.lab.tasks.irregular_sines import IrregularSines
+from linrec.lab.tasks.dynamics import IrregularSines
 
 FEW = {"n_train": 2, "n_validation": 2}
 # of which the shown and the hidden values have the same law

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linrec.lab.tasks.lstm_task_2b import LstmTask2b
+from linrec.lab.tasks.copying import LstmTask2b
 
 
 @pytest.mark.parametrize("recurs", [True, False])

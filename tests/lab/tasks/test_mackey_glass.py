@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.lab.tasks.mackey_glass import MackeyGlass
+from linrec.lab.tasks.dynamics import MackeyGlass
 
 FEW = {"n_train": 2, "n_validation": 2, "n_test": 3}
 

@@ -1,7 +1,7 @@
 import pytest
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.memorization import Memorization
+from linrec.lab.tasks.copying import Memorization
 from tests.lab.tasks.recall import check_against
 
 FEW = {"n_train": 300, "n_validation": 5, "n_test": 60}

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from linrec.lab.tasks.modular_arithmetic import ModularArithmetic
+from linrec.lab.tasks.stacks import ModularArithmetic
 from tests.lab.tasks.strings import FEW, check, shares, strings
 
 

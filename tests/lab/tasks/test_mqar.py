@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.mqar import MQAR
+from linrec.lab.tasks.lookup import MQAR
 from tests.lab.tasks.recall import FEW, check_against
 
 BASED = ((16, 2, 5), (32, 4, 1), (32, 8, 1))

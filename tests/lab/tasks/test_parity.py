@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.lab.tasks.parity import Parity
+from linrec.lab.tasks.automata import Parity
 from tests.lab.tasks.strings import FEW, check, shares
 
 

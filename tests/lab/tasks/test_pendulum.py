@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.lab.tasks.pendulum import Pendulum
+from linrec.lab.tasks.dynamics import Pendulum
 
 FEW = {"n_train": 2, "n_validation": 2}
 

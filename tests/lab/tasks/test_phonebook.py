@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.phonebook import CHARACTERS, FIRST_NAMES, LAST_NAMES, Phonebook
+from linrec.lab.tasks.lookup import CHARACTERS, FIRST_NAMES, LAST_NAMES, Phonebook
 from tests.lab.tasks.recall import FEW
 
 BOOKS = Phonebook(length=6, min_length=2, n_digits=4, **FEW)

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from linrec.lab.tasks.reversing import Reversing
+from linrec.lab.tasks.stacks import Reversing
 from tests.lab.tasks.recall import FEW, check_against
 
 

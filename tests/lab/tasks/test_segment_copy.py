@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from linrec.lab.tasks.segment_copy import SegmentCopy
+from linrec.lab.tasks.copying import SegmentCopy
 
 FEW = {"n_train": 20, "n_validation": 5, "n_test": 50}
 

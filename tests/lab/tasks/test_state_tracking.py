@@ -5,10 +5,8 @@ from collections import Counter
 import pytest
 
 from linrec.lab import tasks
-from linrec.lab.tasks.modular_arithmetic import ModularArithmetic
-from linrec.lab.tasks.parity import Parity
-from linrec.lab.tasks.state_tracking import StateTracking
-from linrec.lab.tasks.word_problem import WordProblem
+from linrec.lab.tasks.automata import Parity, StateTracking, WordProblem
+from linrec.lab.tasks.stacks import ModularArithmetic
 from tests.lab.tasks.strings import FEW, strings
 
 TRACKING = [name for name in tasks.names() if issubclass(tasks.get(name), StateTracking)]

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from linrec.lab.tasks.word_problem import WordProblem
+from linrec.lab.tasks.automata import WordProblem
 from tests.lab.tasks.strings import FEW, check, shares
 
 

@@ -26,9 +26,8 @@ from linrec.lab.tasks.images import SequentialSplit
 from linrec.lab.tasks.labelled import LabelledTask, LabelledTokens
 from linrec.lab.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.lab.tasks.memory_horizon import MemoryHorizon
-from linrec.lab.tasks.regression import RegressionTask
 from linrec.lab.tasks.sequential_images import SequentialImages
-from linrec.lab.tasks.synthetic import DrawnTask, SyntheticTask
+from linrec.lab.tasks.synthetic import DrawnTask, RegressionTask, SyntheticTask
 
 __all__ = [
     "NO_TARGET",
@@ -61,46 +60,46 @@ __all__ = [
 
 TASKS: Mapping[str, str] = {
     "aan": "aan:AAN",
-    "adding": "adding:Adding",
-    "associative_recall": "associative_recall:AssociativeRecall",
+    "adding": "dynamics:Adding",
+    "associative_recall": "recall:AssociativeRecall",
     "bouncing_digits": "bouncing_digits:BouncingDigits",
-    "compression": "compression:Compression",
+    "compression": "copying:Compression",
     "copying": "copying:Copying",
-    "cycle_navigation": "cycle_navigation:CycleNavigation",
+    "cycle_navigation": "automata:CycleNavigation",
     "ett": "ett:Ett",
-    "even_pairs": "even_pairs:EvenPairs",
+    "even_pairs": "automata:EvenPairs",
     "event_xor": "event_xor:EventXor",
-    "fitzhugh_nagumo": "fitzhugh_nagumo:FitzHughNagumo",
-    "flip_flop": "flip_flop:FlipFlop",
-    "fuzzy_recall": "fuzzy_recall:FuzzyRecall",
+    "fitzhugh_nagumo": "dynamics:FitzHughNagumo",
+    "flip_flop": "lookup:FlipFlop",
+    "fuzzy_recall": "recall:FuzzyRecall",
     "har2": "har2:Har2",
     "imdb": "imdb:IMDb",
-    "in_context_recall": "in_context_recall:InContextRecall",
-    "induction_heads": "induction_heads:InductionHeads",
-    "irregular_sines": "irregular_sines:IrregularSines",
+    "in_context_recall": "recall:InContextRecall",
+    "induction_heads": "recall:InductionHeads",
+    "irregular_sines": "dynamics:IrregularSines",
     "language_modeling": "language_modeling:LanguageModeling",
     "listops": "listops:ListOps",
-    "lstm_task_2b": "lstm_task_2b:LstmTask2b",
-    "mackey_glass": "mackey_glass:MackeyGlass",
-    "memorization": "memorization:Memorization",
+    "lstm_task_2b": "copying:LstmTask2b",
+    "mackey_glass": "dynamics:MackeyGlass",
+    "memorization": "copying:Memorization",
     "memory_horizon": "memory_horizon:MemoryHorizon",
-    "modular_arithmetic": "modular_arithmetic:ModularArithmetic",
-    "mqar": "mqar:MQAR",
+    "modular_arithmetic": "stacks:ModularArithmetic",
+    "mqar": "lookup:MQAR",
     "noise_padded_cifar": "noise_padded_cifar:NoisePaddedCIFAR",
-    "noisy_recall": "noisy_recall:NoisyRecall",
-    "parity": "parity:Parity",
+    "noisy_recall": "recall:NoisyRecall",
+    "parity": "automata:Parity",
     "pathfinder": "pathfinder:Pathfinder",
-    "pendulum": "pendulum:Pendulum",
-    "phonebook": "phonebook:Phonebook",
-    "reversing": "reversing:Reversing",
-    "segment_copy": "segment_copy:SegmentCopy",
-    "selective_copying": "selective_copying:SelectiveCopying",
+    "pendulum": "dynamics:Pendulum",
+    "phonebook": "lookup:Phonebook",
+    "reversing": "stacks:Reversing",
+    "segment_copy": "copying:SegmentCopy",
+    "selective_copying": "copying:SelectiveCopying",
     "sequential_cifar": "sequential_cifar:SequentialCIFAR",
     "sequential_images": "sequential_images:SequentialImages",
     "speech_commands": "speech_commands:SpeechCommands",
     "tser": "tser:Tser",
     "uea": "uea:Uea",
-    "word_problem": "word_problem:WordProblem",
+    "word_problem": "automata:WordProblem",
 }
 """The module and the class of every task, by the name that users type."""
 

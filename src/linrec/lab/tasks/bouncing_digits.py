@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linrec.lab.tasks.base import PIECE, Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
-from linrec.lab.tasks.distinct import split_generator
+from linrec.lab.tasks.drawing import split_generator
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.sequential_images import SequentialImages
 from linrec.text import DataError

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from linrec.lab.tasks.automata import Parity
 from linrec.lab.tasks.base import SplitName, require_at_least
 from linrec.lab.tasks.classification import ClassificationTask
 from linrec.lab.tasks.labelled_series import LabelledSeries
-from linrec.lab.tasks.parity import Parity
 
 __all__ = ["EventXor"]
 

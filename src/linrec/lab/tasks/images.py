@@ -17,7 +17,7 @@ from torch import Tensor
 from linrec.errors import unknown
 from linrec.lab.tasks.base import Batch, SplitName, require_at_least
 from linrec.lab.tasks.classification import ClassificationTask
-from linrec.lab.tasks.distinct import split_generator
+from linrec.lab.tasks.drawing import split_generator
 from linrec.lab.tasks.files import FileTask
 from linrec.text import DataError
 

@@ -19,7 +19,7 @@ from linrec.lab.corpora.progress import ReadingDisplay
 from linrec.lab.tasks.base import SPLIT_NAMES, Batch, SplitName, require_at_least
 from linrec.lab.tasks.cache import kept
 from linrec.lab.tasks.classification import ClassificationTask
-from linrec.lab.tasks.distinct import draw_distinct, fingerprints, split_generator
+from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
 from linrec.lab.tasks.images import SequentialSplit
 
 # maximum number of samples per round: amortises the call overhead, and keeps the progress bar moving

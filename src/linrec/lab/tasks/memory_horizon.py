@@ -27,7 +27,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.lab.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared, require_at_least
-from linrec.lab.tasks.distinct import draw_distinct
+from linrec.lab.tasks.drawing import draw_distinct
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 

@@ -1,9 +1,9 @@
-"""Base classes of generated tasks: splits, new samples per epoch, probes, and scores of tokens.
+"""Base classes of generated tasks: splits, new samples per epoch, probes, and scores.
 
 Every split has its own random generator. A longer training split does not change the other splits, and the
 data do not depend on the order in which splits are read. Splits have no samples in common: test samples are
-drawn first, then validation samples, and repeated samples are drawn again. Tasks of real numbers, whose
-samples always differ, are in `regression.py`.
+drawn first, then validation samples, and repeated samples are drawn again. Two draws from a continuous
+distribution are never equal, so tasks of real numbers compare no samples.
 """
 
 import abc
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,9 +28,10 @@ from linrec.lab.tasks.base import (
     Split,
     SplitName,
     compared,
+    errors_of_numbers,
     require_at_least,
 )
-from linrec.lab.tasks.distinct import draw_distinct, fingerprints, split_generator
+from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
 
 AnyDrawn = TypeVar("AnyDrawn", bound="DrawnTask")
 
@@ -58,7 +59,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTask(abc.ABC):
-    """Base class of tasks with generated samples; a subclass defines `draw`.
+    """Base class of tasks with generated samples; a subclass defines `draw`, and its own checks in `check`.
 
     Args:
         length: length of a sample: the number of steps, unless the task defines it otherwise.
@@ -84,11 +85,18 @@ class DrawnTask(abc.ABC):
     reset_token: ClassVar[int | None] = None
     continuous: ClassVar[bool] = False
     """Whether samples are real numbers, which never repeat and need no comparison with other samples."""
+    least: ClassVar[Mapping[str, int]] = {}
+    """The minimum of each field of the subclass that has one."""
 
     def __post_init__(self) -> None:
+        require_at_least(self, **self.least)
+        self.check()
         require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
         for length in self.test_lengths:
             self.at_length(length)
+
+    def check(self) -> None:  # noqa: B027, most tasks have nothing to add
+        """Raise ValueError if fields do not fit each other; by default, they do."""
 
     @property
     def unit(self) -> float | None:
@@ -201,9 +209,26 @@ class DrawnTask(abc.ABC):
         return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
 
 
+class Alphabet(NamedTuple):
+    """The sizes of a task's sets of tokens.
+
+    Args:
+        tokens: vocabulary size.
+        classes: number of target classes.
+        answers: number of classes among which a guess is uniform, for the chance level.
+    """
+
+    tokens: int
+    classes: int
+    answers: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class SyntheticTask(DrawnTask):
-    """Base class of generated token tasks, with targets at some or all steps; see `DrawnTask` for fields."""
+    """Base class of generated token tasks, with targets at some or all steps; see `DrawnTask` for fields.
+
+    A subclass defines `alphabet` and `draw`.
+    """
 
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
@@ -212,19 +237,24 @@ class SyntheticTask(DrawnTask):
     """Name of the quantity in `Drawn.group`, such as "pairs"; empty for a task without groups."""
 
     @property
-    @abc.abstractmethod
+    def alphabet(self) -> Alphabet:
+        """The numbers of tokens, of target classes, and of possible answers."""
+        raise NotImplementedError(f"{type(self).__name__} must define `alphabet`.")
+
+    @property
     def vocab_size(self) -> int:
         """Vocabulary size."""
+        return self.alphabet.tokens
 
     @property
-    @abc.abstractmethod
     def n_outputs(self) -> int:
         """Number of target classes."""
+        return self.alphabet.classes
 
     @property
-    @abc.abstractmethod
     def chance(self) -> float:
         """Expected accuracy of a uniform guess among the possible answers."""
+        return 1 / self.alphabet.answers
 
     @cached_property
     def trivial_score(self) -> float:
@@ -266,6 +296,52 @@ class SyntheticTask(DrawnTask):
                 for value in of.unique()
             ]
         return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionTask(DrawnTask):
+    """Base class of generated tasks of real numbers; see `DrawnTask` for the fields.
+
+    A subclass sets `per_sequence`: whether a sequence has a single target, or every step has a target.
+    """
+
+    vocab_size: ClassVar[int | None] = None
+    objective: ClassVar[ObjectiveName] = "regression"
+    continuous: ClassVar[bool] = True
+    n_outputs: ClassVar[int] = 1
+    """Real numbers per target."""
+
+    @property
+    def chance(self) -> float:
+        """Mean squared error of a natural constant; by default of the training mean, as `trivial_score`."""
+        return self.trivial_score
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Mean squared error on the test split of always predicting the mean training target."""
+        targets = self.split("train").targets.double()
+        mean = targets.flatten(0, -2).nanmean(0)
+        return float((self.split("test").targets.double() - mean).square().nanmean())
+
+    def score(self, predictions: Float[Tensor, "n *t f"], split: Split) -> dict[str, Any]:
+        """Return scores of predictions on a split.
+
+            nrmse = sqrt(sum (prediction - target)^2 / sum (target - mean target)^2)
+
+        Args:
+            predictions: real numbers in the shape of the targets, on any device.
+            split: the split of the targets.
+
+        Returns:
+            "mse", the mean squared error of all numbers that have a target, and "nrmse", which is 1 for the
+            best constant, and None if all targets are equal.
+
+        Raises:
+            ValueError: `predictions` has another shape than the targets.
+            TypeError: `predictions` is not a real-valued tensor.
+        """
+        errors = errors_of_numbers(predictions, split)
+        return {name: errors[name] for name in ("mse", "nrmse")}
 
 
 def require_longer_probes(task: DrawnTask) -> None:

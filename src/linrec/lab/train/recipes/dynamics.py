@@ -1,9 +1,8 @@
 """Recipes of dynamical systems and irregular times, with the settings of nonlinear recurrent networks."""
 
+from linrec.lab.tasks.dynamics import FitzHughNagumo, IrregularSines
 from linrec.lab.tasks.event_xor import EventXor
-from linrec.lab.tasks.fitzhugh_nagumo import FitzHughNagumo
 from linrec.lab.tasks.har2 import Har2
-from linrec.lab.tasks.irregular_sines import IrregularSines
 from linrec.lab.tasks.tser import Tser
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import recipe

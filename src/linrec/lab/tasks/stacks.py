@@ -1,20 +1,17 @@
-"""Modular arithmetic: evaluate an expression of small numbers, with or without brackets.
+"""Tasks of stacks: strings that no finite automaton can process at every length."""
 
-Source: Delétang and others (2023, arXiv:2207.02098), "Modular Arithmetic (Simple)" and "Modular Arithmetic",
-with numbers 0 to 4. Simple expressions have no brackets, and multiplication takes precedence. Expressions
-with brackets are drawn from the grammar in the docstring below; the released code omits multiplication by
-default.
-"""
-
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int64
 
-from linrec.lab.tasks.base import NO_TARGET, require_at_least
-from linrec.lab.tasks.state_tracking import Lengths, StateTracking, Steps
+from linrec.lab.tasks.automata import Lengths, StateTracking, Steps, StringTask
+from linrec.lab.tasks.base import NO_TARGET
+from linrec.lab.tasks.synthetic import Alphabet, Drawn
 
-__all__ = ["ModularArithmetic"]
+__all__ = ["ModularArithmetic", "Reversing"]
 
 # tokens of the operators and brackets, relative to `modulus`
 PLUS, MINUS, TIMES, OPEN, CLOSE = range(5)
@@ -33,7 +30,7 @@ class ModularArithmetic(StateTracking):
     automaton can evaluate them. With brackets, all lengths are possible, and evaluation needs a stack. The
     number of symbols left of an operator o is uniform, with at least a symbol on its right.
 
-    See `StateTracking` for the other fields. With `dense`, the target at a digit is the value of the
+    With `dense`, the target at a digit is the value of the
     expression up to this digit; `dense` is not available with brackets.
 
     Args:
@@ -41,7 +38,8 @@ class ModularArithmetic(StateTracking):
         operators: operators that occur, with equal probability.
         brackets: whether expressions have brackets and negated digits.
 
-    Source: Delétang and others (2023), "Modular Arithmetic (Simple)" and "Modular Arithmetic".
+    Source: Delétang and others (2023), "Modular Arithmetic (Simple)", where multiplication takes precedence,
+    and "Modular Arithmetic", with numbers 0 to 4; the released code omits multiplication by default.
 
     Example:
         >>> task = ModularArithmetic(length=5, min_length=5, n_train=1, n_validation=1, n_test=1)
@@ -52,9 +50,15 @@ class ModularArithmetic(StateTracking):
     modulus: int = 5
     operators: str = "+-*"
     brackets: bool = False
+    least: ClassVar[Mapping[str, int]] = {"modulus": 2}
 
-    def __post_init__(self) -> None:
-        require_at_least(self, modulus=2)
+    @property
+    def alphabet(self) -> Alphabet:
+        """Digits, three operators, brackets if they are used, padding; the answers are remainders."""
+        return Alphabet(self.modulus + (6 if self.brackets else 4), self.modulus, self.modulus)
+
+    def check(self) -> None:
+        """Require operators, and targets at the ends of expressions with brackets."""
         used = set(self.operators)
         if not used or len(used) < len(self.operators) or not used <= set("+-*"):
             raise ValueError(f"`operators` must be distinct characters of '+-*'; got {self.operators!r}.")
@@ -63,17 +67,7 @@ class ModularArithmetic(StateTracking):
                 "`dense` must be False with `brackets`: a prefix of an expression has no value before its "
                 "brackets are closed."
             )
-        super().__post_init__()
-
-    @property
-    def n_symbols(self) -> int:
-        """Number of distinct symbols: digits, three operators, and brackets if they are used."""
-        return self.modulus + (5 if self.brackets else 3)
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of target classes: remainders."""
-        return self.modulus
+        super().check()
 
     def existing(self, lengths: Lengths) -> Lengths:
         """Return the lengths, reduced to odd lengths if expressions have no brackets."""
@@ -154,3 +148,49 @@ class ModularArithmetic(StateTracking):
     ) -> Int64[np.ndarray, "*shape"]:
         allowed = np.array(["+-*".index(operator) for operator in self.operators])
         return allowed[random.integers(0, len(allowed), shape)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversing(StringTask):
+    """Repeat a string in reverse order.
+
+        x = s_1 .. s_L, marker * L
+        y = (no target) * L, s_L .. s_1
+
+    A stack can reverse any string; a state of fixed size can reverse strings up to a maximum length. Tokens
+    are the symbols 0 .. `n_symbols` - 1, the marker, and the padding after shorter strings.
+
+    Scores are grouped by length.
+
+    Args:
+        n_symbols: number of distinct symbols.
+
+    Source: Delétang and others (2023), "Reverse String": two symbols, lengths 1 to 40 in training and up to
+    500 in testing.
+
+    Example:
+        >>> task = Reversing(length=3, min_length=3, n_symbols=9, n_train=1, n_validation=1, n_test=1)
+        >>> task.split("test").inputs.tolist(), task.split("test").targets.tolist()
+        ([[3, 2, 3, 9, 9, 9]], [[-100, -100, -100, 3, 2, 3]])
+    """
+
+    min_length: int = 1
+    n_symbols: int = 2
+    least: ClassVar[Mapping[str, int]] = {"length": 1, "n_symbols": 2}
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """Symbols, marker, padding; the answers are symbols."""
+        return Alphabet(self.n_symbols + 2, self.n_symbols, self.n_symbols)
+
+    def draw_from(self, random: np.random.Generator, n: int, shortest: int) -> Drawn:
+        """Draw n samples of uniformly distributed lengths from `shortest` to `length`."""
+        lengths = random.integers(shortest, self.length + 1, (n, 1))
+        step = np.arange(2 * self.length)
+        symbols = random.integers(0, self.n_symbols, (n, len(step)))
+        marker = self.n_symbols
+        inputs = np.where(step < lengths, symbols, np.where(step < 2 * lengths, marker, marker + 1))
+        # answers mirror the string at the boundary between string and markers
+        mirrored = np.take_along_axis(inputs, np.clip(2 * lengths - 1 - step, 0, None), axis=1)
+        targets = np.where((step >= lengths) & (step < 2 * lengths), mirrored, NO_TARGET)
+        return Drawn(inputs, targets, np.broadcast_to(lengths, inputs.shape).copy())
