@@ -7,7 +7,7 @@ import torch
 
 from linrec.errors import ConfigError
 from linrec.lab.tasks import ScoredTask, Source, Task
-from linrec.lab.tasks.event_xor import EventXor, events
+from linrec.lab.tasks.automata import EventXor, events
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig

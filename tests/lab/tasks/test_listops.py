@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from linrec.lab.tasks.listops import ListOps, expression
+from linrec.lab.tasks.arena import ListOps, expression
 from linrec.lab.train import LoopConfig, OptimConfig, TrainConfig, fit, load_run
 from linrec.models import SequenceClassifierConfig
 from tests.tiers import thorough

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Source, Task
-from linrec.lab.tasks.noise_padded_cifar import NoisePaddedCIFAR
-from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.tasks.cifar import NoisePaddedCIFAR, SequentialCIFAR
 from linrec.text import DataError
 from tests.lab.tasks.cifar import TEST, TRAIN, folder
 

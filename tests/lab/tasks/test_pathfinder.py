@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import pathfinder_kernels
-from linrec.lab.tasks.pathfinder import SIZES, Pathfinder
+from linrec.lab.tasks.arena import SIZES, Pathfinder
 from tests.tiers import tiered
 
 # one worker compiles what draws the images, and not each

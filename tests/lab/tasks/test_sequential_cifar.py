@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from linrec.lab.tasks import ScoredTask, Task
-from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.tasks.cifar import SequentialCIFAR
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig

@@ -54,7 +54,7 @@ def test_a_name_imports_the_file_of_its_family_alone():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     files = [name.rpartition(".")[2] for name in ended.stdout.split() if name.startswith("linrec.lab.tasks.")]
     assert "automata" in files
-    assert not {"copying", "dynamics", "recall", "uea"} & {*files}
+    assert not {"copying", "dynamics", "recall", "archives"} & {*files}
 
 
 def test_a_task_from_outside_trains_by_its_path_and_is_read_where_it_is_trusted(tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ from linrec.lab.tasks.base import (
     has_target,
     judged_by,
 )
-from linrec.lab.tasks.images import SequentialSplit
+from linrec.lab.tasks.images import SequentialImages, SequentialSplit
 from linrec.lab.tasks.labelled import LabelledTask, LabelledTokens
 from linrec.lab.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.lab.tasks.memory_horizon import MemoryHorizon
-from linrec.lab.tasks.sequential_images import SequentialImages
 from linrec.lab.tasks.synthetic import DrawnTask, RegressionTask, SyntheticTask
 
 __all__ = [
@@ -59,7 +58,7 @@ __all__ = [
 
 
 TASKS: Mapping[str, str] = {
-    "aan": "aan:AAN",
+    "aan": "texts:AAN",
     "adding": "dynamics:Adding",
     "associative_recall": "recall:AssociativeRecall",
     "bouncing_digits": "bouncing_digits:BouncingDigits",
@@ -68,37 +67,37 @@ TASKS: Mapping[str, str] = {
     "cycle_navigation": "automata:CycleNavigation",
     "ett": "ett:Ett",
     "even_pairs": "automata:EvenPairs",
-    "event_xor": "event_xor:EventXor",
+    "event_xor": "automata:EventXor",
     "fitzhugh_nagumo": "dynamics:FitzHughNagumo",
     "flip_flop": "lookup:FlipFlop",
     "fuzzy_recall": "recall:FuzzyRecall",
-    "har2": "har2:Har2",
-    "imdb": "imdb:IMDb",
+    "har2": "signals:Har2",
+    "imdb": "texts:IMDb",
     "in_context_recall": "recall:InContextRecall",
     "induction_heads": "recall:InductionHeads",
     "irregular_sines": "dynamics:IrregularSines",
     "language_modeling": "language_modeling:LanguageModeling",
-    "listops": "listops:ListOps",
+    "listops": "arena:ListOps",
     "lstm_task_2b": "copying:LstmTask2b",
     "mackey_glass": "dynamics:MackeyGlass",
     "memorization": "copying:Memorization",
     "memory_horizon": "memory_horizon:MemoryHorizon",
     "modular_arithmetic": "stacks:ModularArithmetic",
     "mqar": "lookup:MQAR",
-    "noise_padded_cifar": "noise_padded_cifar:NoisePaddedCIFAR",
+    "noise_padded_cifar": "cifar:NoisePaddedCIFAR",
     "noisy_recall": "recall:NoisyRecall",
     "parity": "automata:Parity",
-    "pathfinder": "pathfinder:Pathfinder",
+    "pathfinder": "arena:Pathfinder",
     "pendulum": "dynamics:Pendulum",
     "phonebook": "lookup:Phonebook",
     "reversing": "stacks:Reversing",
     "segment_copy": "copying:SegmentCopy",
     "selective_copying": "copying:SelectiveCopying",
-    "sequential_cifar": "sequential_cifar:SequentialCIFAR",
-    "sequential_images": "sequential_images:SequentialImages",
-    "speech_commands": "speech_commands:SpeechCommands",
-    "tser": "tser:Tser",
-    "uea": "uea:Uea",
+    "sequential_cifar": "cifar:SequentialCIFAR",
+    "sequential_images": "images:SequentialImages",
+    "speech_commands": "signals:SpeechCommands",
+    "tser": "archives:Tser",
+    "uea": "archives:Uea",
     "word_problem": "automata:WordProblem",
 }
 """The module and the class of every task, by the name that users type."""
