@@ -435,10 +435,6 @@ class Tser(TsArchive):
         Returns:
             "mse", "mae" and "rmse", the root of "mse", in the unit of the file; and "nrmse", which is 1 for
             the best constant.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` is not a real-valued tensor.
         """
         errors = errors_of_numbers(predictions, split)
         assert errors["mse"] is not None

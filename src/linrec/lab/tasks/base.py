@@ -265,9 +265,17 @@ class ScoredTask(Protocol):
     def score(self, predictions: Any, split: Any) -> Mapping[str, Any]:
         """Return scores of predictions on a split.
 
+        Args:
+            predictions: classes or real numbers in the shape of the targets, on any device.
+            split: the split of the targets.
+
         Returns:
             JSON values: "accuracy" for classes; "nrmse" for real numbers, the root mean squared error divided
             by the targets' standard deviation; and further scores.
+
+        Raises:
+            ValueError: `predictions` has another shape than the targets.
+            TypeError: `predictions` are logits in place of classes, or classes in place of real numbers.
         """
         ...
 

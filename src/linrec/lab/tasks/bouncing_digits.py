@@ -229,10 +229,6 @@ class BouncingDigits(FileTask):
         Returns:
             "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
             {"frame": number from 1, "mse"}.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` is not a real-valued tensor.
         """
         scores: dict[str, Any] = dict(errors_of_numbers(predictions, split))
         squares = torch.zeros(self.length - 1, dtype=torch.float64)

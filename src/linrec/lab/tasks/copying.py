@@ -61,9 +61,7 @@ class Copying(SyntheticTask):
         symbols = random.integers(1, self.n_symbols + 1, (n, copied))
         inputs = np.zeros((n, steps), np.int64)
         inputs[:, :copied], inputs[:, -copied:] = symbols, self.n_symbols + 1
-        targets = np.full((n, steps), NO_TARGET, np.int64)
-        targets[:, -copied:] = symbols[:, ::-1] if self.reverse else symbols
-        return Drawn(inputs, targets)
+        return Drawn.ending(inputs, symbols[:, ::-1] if self.reverse else symbols)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +121,7 @@ class SelectiveCopying(SyntheticTask):
         inputs = np.zeros((n, steps), np.int64)
         np.put_along_axis(inputs, np.sort(places, axis=1), symbols, axis=1)
         inputs[:, -copied:] = self.n_symbols + 1
-        targets = np.full((n, steps), NO_TARGET, np.int64)
-        targets[:, -copied:] = symbols
-        return Drawn(inputs, targets)
+        return Drawn.ending(inputs, symbols)
 
 
 Kind = Literal["copy", "reverse", "associative"]
@@ -199,17 +195,14 @@ class SegmentCopy(SyntheticTask):
         copied, marker = self.n_copied, self.n_symbols + self.n_keys
         symbols = random.integers(0, self.n_symbols, (n, copied))
         inputs = random.integers(marker + 1, self.vocab_size, (n, self.length))
-        targets = np.full((n, self.length), NO_TARGET, np.int64)
         if self.kind == "associative":
             keys = self.n_symbols + without_replacement(random, n, copied, self.n_keys)
             inputs[:, 0 : 2 * copied : 2], inputs[:, 1 : 2 * copied : 2] = keys, symbols
             order = without_replacement(random, n, copied, copied)
             inputs[:, -copied:] = np.take_along_axis(keys, order, axis=1)
-            targets[:, -copied:] = np.take_along_axis(symbols, order, axis=1)
-        else:
-            inputs[:, :copied], inputs[:, -copied:] = symbols, marker
-            targets[:, -copied:] = symbols[:, ::-1] if self.kind == "reverse" else symbols
-        return Drawn(inputs, targets)
+            return Drawn.ending(inputs, np.take_along_axis(symbols, order, axis=1))
+        inputs[:, :copied], inputs[:, -copied:] = symbols, marker
+        return Drawn.ending(inputs, symbols[:, ::-1] if self.kind == "reverse" else symbols)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +252,7 @@ class LstmTask2b(SyntheticTask):
         """Draw n samples of `length` steps."""
         inputs = random.integers(1 if self.recurs else 2, self.n_symbols + 1, (n, self.length))
         inputs[:, 0] = random.integers(0, 2, n)
-        targets = np.full((n, self.length), NO_TARGET, np.int64)
-        targets[:, -1] = inputs[:, 0]
-        return Drawn(inputs, targets)
+        return Drawn.ending(inputs, inputs[:, :1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,9 +321,7 @@ class Compression(SyntheticTask):
             string = np.where(noise, random.integers(self.n_symbols, end, string.shape), string)
         order = without_replacement(random, n, self.length, self.length)
         inputs = np.concatenate([string, np.full((n, 1), end), end + 1 + order], axis=1)
-        targets = np.full_like(inputs, NO_TARGET)
-        targets[:, -self.length :] = np.take_along_axis(answers, order, axis=1)
-        return Drawn(inputs, targets)
+        return Drawn.ending(inputs, np.take_along_axis(answers, order, axis=1))
 
 
 @dataclass(frozen=True, kw_only=True)

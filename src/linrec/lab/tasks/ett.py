@@ -177,10 +177,6 @@ class Ett(FileTask):
         Returns:
             "mse" and "mae" of normalised values, as in the literature, and "nrmse", which is 1 for the best
             constant.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` is not a real-valued tensor.
         """
         return dict(errors_of_numbers(predictions, split))
 

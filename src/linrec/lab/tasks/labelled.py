@@ -101,10 +101,6 @@ class ClassificationTask(abc.ABC):
         Returns:
             JSON values: "accuracy", the fraction of correct predictions, and "accuracy_by_class", the
             accuracy within each class, None for classes without samples.
-
-        Raises:
-            ValueError: `predictions` has another shape than the labels.
-            TypeError: `predictions` are not integers (pass classes, not logits).
         """
         return scores_by_class(predictions, split.labels, self.n_outputs)
 

@@ -118,9 +118,7 @@ class AssociativeRecall(RecallTask):
         inputs = np.empty((n, self.length + 2), np.int64)
         inputs[:, 0:-2:2], inputs[:, 1:-2:2] = keys, values
         inputs[:, -2], inputs[:, -1] = question, asked
-        targets = np.full_like(inputs, NO_TARGET)
-        targets[:, -1] = answer
-        return Drawn(inputs, targets)
+        return Drawn.ending(inputs, answer[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,9 +409,7 @@ class InductionHeads(RecallTask):
         np.put_along_axis(tokens, place, self.n_symbols, axis=1)
         answer = np.take_along_axis(tokens, place + np.arange(1, 1 + copied), axis=1)
         tokens[:, length], tokens[:, length + 1 :] = self.n_symbols, answer[:, :-1]
-        targets = np.full_like(tokens, NO_TARGET)
-        targets[:, length:] = answer
-        return Drawn(tokens, targets)
+        return Drawn.ending(tokens, answer)
 
 
 def require_pairs(length: int) -> None:

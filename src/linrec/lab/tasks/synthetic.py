@@ -51,6 +51,13 @@ class Drawn(NamedTuple):
     targets: NDArray[np.int64] | NDArray[np.float32]
     group: NDArray[np.int64] | None = None
 
+    @classmethod
+    def ending(cls, inputs: NDArray[np.int64], answers: NDArray[np.int64]) -> "Drawn":
+        """Return samples whose targets are the answers (n, m) at the last m steps."""
+        targets = np.full_like(inputs, NO_TARGET)
+        targets[:, -answers.shape[1] :] = answers
+        return cls(inputs, targets)
+
     def where(self, chosen: NDArray[np.bool_]) -> "Drawn":
         """Return the chosen samples."""
         group = None if self.group is None else self.group[chosen]
@@ -275,10 +282,6 @@ class SyntheticTask(DrawnTask):
             "accuracy", the fraction of correct positions among all positions with a target; "exact", the
             fraction of samples with all targets correct; and for a task with groups "accuracy_by_GROUP", a
             list of {GROUP: number, "accuracy", "count"}.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` are not integers (pass classes, not logits).
         """
         right, counted = compared(predictions, split.targets)
         scores: dict[str, Any] = {
@@ -335,10 +338,6 @@ class RegressionTask(DrawnTask):
         Returns:
             "mse", the mean squared error of all numbers that have a target, and "nrmse", which is 1 for the
             best constant, and None if all targets are equal.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` is not a real-valued tensor.
         """
         errors = errors_of_numbers(predictions, split)
         return {name: errors[name] for name in ("mse", "nrmse")}
