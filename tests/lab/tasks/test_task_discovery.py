@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from linrec.cli import main
 from linrec.lab import tasks
-from linrec.lab.train import ConfigError, LoopConfig, TrainConfig, UntrustedCodeError, fit, load_run
+from linrec.lab.train import (
+    ConfigError,
+    LoopConfig,
+    TrainConfig,
+    UntrustedCodeError,
+    fit,
+    get_recipe,
+    load_run,
+)
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import ModelConfig
 from tests.lab.tasks.own_tasks import Shifted
@@ -75,6 +84,25 @@ def test_a_task_from_outside_trains_by_its_path_and_is_read_where_it_is_trusted(
     assert load_run(tmp_path / "run", trust_code=[OWN]).config.task == task
     # the configuration of the caller says what is trusted
     assert fit(config, tmp_path / "run", resume=True).steps == 2
+
+
+def test_the_command_line_trains_a_task_by_its_path(tmp_path: Path) -> None:
+    recipe = get_recipe(OWN)
+    assert recipe.task == Shifted() and recipe.name == "Shifted"
+    words = [
+        "--task.length",
+        "8",
+        "--task.n-resets",
+        "1",
+        "--task.n-samples",
+        "40",
+        "--task.n-validation",
+        "4",
+    ]
+    words += ["--task.n-test", "4", "--loop.steps", "2", "--loop.batch-size", "4", "--loop.device", "cpu"]
+    words += ["--optim.warmup-steps", "0", "--model.d-model", "8", "--model.d-channel-mixing", "8"]
+    assert main(["train", OWN, *words, "--out", str(tmp_path / "run")]) == 0
+    assert load_run(tmp_path / "run", trust_code=True).config.task.seed == 7
 
 
 def test_the_code_of_an_untrusted_task_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
