@@ -34,7 +34,7 @@ from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries, LabelledSource, stratified
 from linrec.text import DataError
 
-__all__ = ["Tser", "Uea"]
+__all__ = ["TsArchive", "TsFile", "Tser", "Uea", "read_ts"]
 
 
 class TsFile(NamedTuple):

@@ -106,19 +106,11 @@ def expression(tokens: Iterable[int]) -> str:
 
 
 class Size(NamedTuple):
-    """The Long Range Arena's settings for images of a size; lengths are in pixels.
+    """The Long Range Arena's settings for images of a size; see `Layout` of the kernels for the other fields.
 
     Args:
-        padding: width of the empty border.
-        margins: distance from the end of a paddle to the point where its path turns; each image has a random
-            margin of this tuple.
-        length: length of a paddle, a dash of a path.
-        thickness: thickness of a paddle.
-        marker_radius: radius of the disks.
-        seed_distance: distance between the tails of the two paths.
-        continuity: straightness of paths; the sharpest turn is pi / (2 continuity).
+        margins: margins of `Layout`; each image has a random margin of this tuple.
         n_distracting: total number of paddles in all distractors.
-        contrast: factor of a paddle's pixel coverage.
     """
 
     padding: int
@@ -260,17 +252,7 @@ class Pathfinder(LabelledTask):
         from linrec.lab.tasks.pathfinder_kernels import Layout
 
         size = SIZES[self.size]
+        shared = {name: float(v) for name, v in size._asdict().items() if name in Layout._fields}
         return tuple(
-            Layout(
-                window=float(self.size),
-                padding=float(size.padding),
-                length=float(size.length),
-                thickness=size.thickness,
-                margin=float(margin),
-                continuity=size.continuity,
-                seed_distance=float(size.seed_distance),
-                marker_radius=size.marker_radius,
-                contrast=size.contrast,
-            )
-            for margin in size.margins
+            Layout(window=float(self.size), margin=margin, **shared) for margin in map(float, size.margins)
         )

@@ -25,7 +25,7 @@ from linrec.lab.tasks.base import NO_TARGET, SplitName, require_at_least
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask, require_longer_probes
 
-__all__ = ["CycleNavigation", "EvenPairs", "EventXor", "Parity", "WordProblem"]
+__all__ = ["CycleNavigation", "EvenPairs", "EventXor", "Parity", "StateTracking", "StringTask", "WordProblem"]
 
 Lengths = Int64[np.ndarray, "n"]
 Steps = Int64[np.ndarray, "n t"]

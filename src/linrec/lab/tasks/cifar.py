@@ -20,7 +20,7 @@ from linrec.lab.tasks.images import N_CLASSES, Images, ImageTask, SequentialSpli
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
 from linrec.text import DataError
 
-__all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit", "SequentialCIFAR"]
+__all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit", "SequentialCIFAR", "read_cifar10"]
 
 FILES: Mapping[Literal["train", "test"], tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),

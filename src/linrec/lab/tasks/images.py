@@ -23,7 +23,7 @@ from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask
 from linrec.text import DataError
 
-__all__ = ["SequentialImages"]
+__all__ = ["ImageTask", "Images", "SequentialImages", "white_noise"]
 
 N_CLASSES = 10
 Permutation: TypeAlias = Literal["random", "bit-reversal"]

@@ -17,7 +17,14 @@ from linrec.lab.tasks.base import NO_TARGET, require_at_least
 from linrec.lab.tasks.drawing import first_alike, noisy, one_of, places, require_noise, without_replacement
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask
 
-__all__ = ["AssociativeRecall", "FuzzyRecall", "InContextRecall", "InductionHeads", "NoisyRecall"]
+__all__ = [
+    "AssociativeRecall",
+    "FuzzyRecall",
+    "InContextRecall",
+    "InductionHeads",
+    "NoisyRecall",
+    "RecallTask",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
 from linrec.text import DataError
 
-__all__ = ["AAN", "IMDb", "TextPairs"]
+__all__ = ["AAN", "IMDb", "TextPairs", "as_tokens"]
 
 VOCAB_SIZE = 256
 
