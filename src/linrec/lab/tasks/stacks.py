@@ -1,4 +1,7 @@
-"""Tasks of stacks: strings that no finite automaton can process at every length."""
+"""Tasks of stacks: values of expressions, with or without brackets, and strings in reverse order.
+
+The protocol of strings and splits is that of `automata.py`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +33,8 @@ class ModularArithmetic(StateTracking):
     automaton can evaluate them. With brackets, all lengths are possible, and evaluation needs a stack. The
     number of symbols left of an operator o is uniform, with at least a symbol on its right.
 
-    With `dense`, the target at a digit is the value of the
-    expression up to this digit; `dense` is not available with brackets.
+    With `dense`, the target at a digit is the value of the expression up to this digit; `dense` is not
+    available with brackets.
 
     Args:
         modulus: modulus of the arithmetic, and number of digits.
