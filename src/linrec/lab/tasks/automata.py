@@ -94,11 +94,7 @@ class StringTask(SyntheticTask):
         return next((length for length in lengths if self.n_strings(length) >= enough), self.length + 1)
 
     def at_length(self, length: int) -> "StringTask":
-        """Return the task with all strings of the same length.
-
-        Args:
-            length: number of symbols in every string.
-        """
+        """Return the task with all strings of the same length."""
         return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:

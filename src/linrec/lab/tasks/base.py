@@ -395,10 +395,6 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
 
 
 def require_at_least(task: object, **least: int) -> None:
-    """Check that fields of a task are at least their minimum.
-
-    Raises:
-        ValueError: a field is below its minimum.
-    """
+    """Raise ValueError if a field of a task is below its minimum."""
     for name, bound in least.items():
         at_least(bound, **{name: getattr(task, name)})

@@ -18,14 +18,7 @@ BLOCK = 1000
 
 
 def split_generator(task: str, split: str, seed: int, *more: int) -> np.random.Generator:
-    """Return the random generator of a split, which is different for every split, task and seed.
-
-    Args:
-        task: name of the task's class.
-        split: name of the split.
-        seed: seed of the data.
-        more: further numbers, such as the epoch.
-    """
+    """Return the random generator of a split, by the name of the task's class, the split's name and seeds."""
     return np.random.default_rng([seed, zlib.crc32(f"{task} {split}".encode()), *more])
 
 
@@ -159,35 +152,19 @@ def first_alike(codes: Int64[np.ndarray, "n p"]) -> Int64[np.ndarray, "n p"]:
 
 
 def one_of(random: np.random.Generator, eligible: Bool[np.ndarray, "n p"]) -> Int64[np.ndarray, "n"]:
-    """Return the column of a random eligible entry in each row, with equal probabilities.
-
-    Args:
-        random: the random generator.
-        eligible: shape (n, p), bool; at least one entry per row is true.
-    """
+    """Return the column of a random eligible entry in each row, which has at least one, equally likely."""
     return np.where(eligible, random.random(eligible.shape), -1).argmax(1)
 
 
 def noisy(random: np.random.Generator, n: int, width: int, noise: float) -> Bool[np.ndarray, "n width"]:
-    """Return a random mask of noise positions; a random position in every row is never noise.
-
-    Args:
-        random: the random generator.
-        n: number of rows.
-        width: number of positions in a row.
-        noise: probability of noise at all other positions.
-    """
+    """Return a mask of n rows, true with probability `noise`, but never at a random position of each row."""
     chosen = random.random((n, width)) < noise
     chosen[np.arange(n), random.integers(0, width, n)] = False
     return chosen
 
 
 def require_noise(noise: float, n_noise: int) -> None:
-    """Check a task's fields `noise`, a probability, and `n_noise`, a number of tokens.
-
-    Raises:
-        ValueError: a value is out of range, or there is noise but no noise token.
-    """
+    """Raise ValueError if `noise` is no probability below 1, or if there is noise but no token for it."""
     if not 0 <= noise < 1:
         raise ValueError(f"`noise` must be at least 0 and below 1; got {noise}.")
     if n_noise < (noise > 0):

@@ -202,11 +202,7 @@ class FitzHughNagumo(RegressionTask):
         return Drawn(np.ascontiguousarray(v[:, :-1]), np.ascontiguousarray(v[:, 1:]))
 
     def solution(self, start: Float64[np.ndarray, "2 n"]) -> Float64[np.ndarray, "n t"]:
-        """Return v at the times 0, dt, ..., length dt.
-
-        Args:
-            start: v and w at time 0.
-        """
+        """Return v at the times 0, dt, ..., length dt, from v and w at time 0."""
         state, h = start, self.dt / SUBSTEPS
         v = np.empty((start.shape[1], self.length + 1))
         v[:, 0] = state[0]
@@ -448,13 +444,7 @@ def runge_kutta(
     state: Float64[np.ndarray, "2 n"],
     dt: float,
 ) -> Float64[np.ndarray, "2 n"]:
-    """Return the state after a time step, by a step of the classical Runge-Kutta method.
-
-    Args:
-        change: returns the time derivative of a state.
-        state: shape (2, n), float64.
-        dt: the time step.
-    """
+    """Return the state after a time step by the classical Runge-Kutta method; `change` is its derivative."""
     one = change(state)
     two = change(state + dt / 2 * one)
     three = change(state + dt / 2 * two)

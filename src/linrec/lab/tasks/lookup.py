@@ -112,20 +112,11 @@ class MQAR(SyntheticTask):
         return max(length for length, _, _ in self.kinds)
 
     def at_length(self, length: int) -> "MQAR":
-        """Return the task with all samples of the same length, and with `n_pairs` pairs.
-
-        Args:
-            length: number of steps.
-        """
+        """Return the task with all samples of the same length, and with `n_pairs` pairs."""
         return self.of_kind(length, self.n_pairs)
 
     def of_kind(self, length: int, pairs: int) -> "MQAR":
-        """Return the task with all samples of the same kind.
-
-        Args:
-            length: number of steps.
-            pairs: number of pairs in each sample.
-        """
+        """Return the task with all samples of the same number of steps and of pairs."""
         return dataclasses.replace(self, length=length, n_pairs=pairs, mix=(), test_lengths=(), test_kinds=())
 
     @cached_property
@@ -345,19 +336,11 @@ class Phonebook(SyntheticTask):
 
     @staticmethod
     def text(tokens: Int64[np.ndarray, "t"]) -> str:
-        """Return a sample as text, without its padding.
-
-        Args:
-            tokens: shape (t), int64.
-        """
+        """Return a sample of tokens (t) as text, without its padding."""
         return "".join(CHARACTERS[token] for token in tokens if token < len(CHARACTERS))
 
     def at_length(self, length: int) -> "Phonebook":
-        """Return the task with the same number of entries in all books.
-
-        Args:
-            length: number of entries in every book.
-        """
+        """Return the task with the same number of entries, `length`, in all books."""
         return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:

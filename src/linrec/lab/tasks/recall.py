@@ -420,10 +420,6 @@ class InductionHeads(RecallTask):
 
 
 def require_pairs(length: int) -> None:
-    """Check that a field `length` is even.
-
-    Raises:
-        ValueError: it is odd.
-    """
+    """Raise ValueError if a field `length` is odd."""
     if length % 2:
         raise ValueError(f"`length` must be even, two tokens per pair; got {length}.")

@@ -126,11 +126,7 @@ class DrawnTask(abc.ABC):
         return drawn
 
     def at_length(self, length: int) -> "DrawnTask":
-        """Return the task with longer or shorter sequences.
-
-        Args:
-            length: new value of the field `length`.
-        """
+        """Return the task with another `length`, without probes."""
         return dataclasses.replace(self, length=length, test_lengths=())
 
     def prepared(self: AnyDrawn) -> AnyDrawn:
@@ -344,11 +340,7 @@ class RegressionTask(DrawnTask):
 
 
 def require_longer_probes(task: DrawnTask) -> None:
-    """Check that probes are longer than training strings, because probes may repeat training strings.
-
-    Raises:
-        ValueError: a length in `test_lengths` is not greater than `length`.
-    """
+    """Raise ValueError if a probe is not longer than the training strings, which it may repeat."""
     if any(length <= task.length for length in task.test_lengths):
         raise ValueError(
             f"`test_lengths` must be greater than `length` = {task.length}, the longest training string; got "
