@@ -232,8 +232,9 @@ def _family(mixer: str) -> Family:
 
 def task_table() -> str:
     """Every task, by the name that users type."""
-    named = [_named(name.replace("_", "-"), tasks.get(name)) for name in tasks.names()]
-    return markdown_table(("name", "class", "what it is"), named)
+    named = [(name.replace("_", "-"), tasks.get(name)) for name in tasks.names()]
+    rows = [(f"`{name}`", f"`{kind.__name__}`", first_line(kind)) for name, kind in named]
+    return markdown_table(("name", "class", "what it is"), rows)
 
 
 def recipe_table() -> str:
@@ -355,11 +356,6 @@ def _by_mode(pairs: Pairs) -> str:
     return "<br>".join(
         f"{mode}: {', '.join(backend for other, backend in pairs if other == mode)}" for mode in modes
     )
-
-
-def _named(name: str, kind: type) -> tuple[str, str, str]:
-    # the file opens with the paper, or with a description of the task
-    return f"`{name}`", f"`{kind.__name__}`", first_line(importlib.import_module(kind.__module__))
 
 
 def _equation(function: Callable[..., object]) -> str:

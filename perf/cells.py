@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from linrec.lab.tasks.adding import Adding
+from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, get_recipe
 from linrec.lab.train.state import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS

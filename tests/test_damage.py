@@ -25,7 +25,7 @@ from linrec.lab.report import Arm, collect_runs, group_runs
 from linrec.lab.report.baseline import compare_arms
 from linrec.lab.report.stored import read_stored
 from linrec.lab.tasks import LanguageModeling
-from linrec.lab.tasks.cache import kept
+from linrec.lab.tasks.files import kept
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.lab.train.checkpoint import load_best, load_checkpoint
 from linrec.lab.train.config import config_to_dict

@@ -11,7 +11,7 @@ from torch import Tensor
 from linrec.cli import main
 from linrec.generation import generate
 from linrec.hf import from_hugging_face, to_hugging_face
-from linrec.lab.tasks.segment_copy import SegmentCopy
+from linrec.lab.tasks.copying import SegmentCopy
 from linrec.lab.train import ConfigError, TrainConfig, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig, StackMemory

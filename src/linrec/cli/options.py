@@ -31,7 +31,7 @@ class GenerateOptions:
         load_state: file written by --save-state; generation continues from this state, after the prompt if
             there is a prompt.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a task or mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
         compile: compile the step, which takes some seconds.
     """
@@ -92,7 +92,7 @@ class EvalOptions:
         carry: also evaluate with the state carried through the whole text.
         out: folder for the results; by default the run folder.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a task or mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
         batch_tokens: tokens that go through the model at once; fewer tokens need less memory.
         tasks: names of tasks of lm-eval to run instead, such as lambada_openai hellaswag.
@@ -133,7 +133,7 @@ class InspectOptions:
         matrices: show token-mixing matrices, which are available for up to 1,024 tokens.
         out: folder for the results; by default RUN/inspection.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a task or mixer that the run names by an import path.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -159,7 +159,7 @@ class ReportOptions:
             the same settings. The exit status is 1 if a run is worse than its baseline.
         collect: write a table of the runs instead of a report: rows.jsonl and curves.jsonl in the folder
             --out, which reports read in place of the run folders. Runs are added to a table that exists.
-        trust_code: allow running the code of mixers that the runs name by an import path.
+        trust_code: allow running the code of tasks and mixers that the runs name by an import path.
     """
 
     runs: Annotated[
@@ -247,7 +247,7 @@ class ConvertOptions:
         length: tokens of context that the model was trained for.
         like: the checkpoint folder that the run was converted from; its config.json and its tokenizer are
             copied.
-        trust_code: allow running the code of a mixer that a run names by an import path.
+        trust_code: allow running the code of a task or mixer that a run names by an import path.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -269,7 +269,7 @@ class PublishOptions:
         run: run folder of a language model.
         folder: folder to create.
         push: name of a repository on the Hugging Face hub, such as me/my-model, to upload the folder to.
-        trust_code: allow running the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a task or mixer that the run names by an import path.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

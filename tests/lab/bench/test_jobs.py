@@ -12,8 +12,8 @@ from linrec.lab.bench.jobs import write_job
 from linrec.lab.bench.suites import SUITES
 from linrec.lab.bench.widths import sizes, with_parameters
 from linrec.lab.tasks import LanguageModeling
-from linrec.lab.tasks.mackey_glass import MackeyGlass
-from linrec.lab.tasks.uea import Uea
+from linrec.lab.tasks.archives import Uea
+from linrec.lab.tasks.dynamics import MackeyGlass
 from linrec.lab.train import ConfigError
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig

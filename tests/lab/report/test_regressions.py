@@ -8,7 +8,7 @@ import torch
 
 from linrec.lab.report import group_runs, write_report
 from linrec.lab.report.curves import draw_learning_curves
-from linrec.lab.tasks.adding import Adding
+from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import SequenceClassifierConfig
 from tests.lab.report.test_write import Page

@@ -1,7 +1,7 @@
 """Strings of the tasks of state tracking, compared with what an oracle says of them."""
 
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.tasks.state_tracking import StateTracking
+from linrec.lab.tasks.automata import StateTracking
 
 FEW = {"n_train": 200, "n_validation": 60, "n_test": 100}
 

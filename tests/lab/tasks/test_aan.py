@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from linrec.lab.tasks import PairedTask, ScoredTask, Task
-from linrec.lab.tasks.aan import AAN
+from linrec.lab.tasks.texts import AAN
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig

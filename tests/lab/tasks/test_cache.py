@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 
 import linrec.files
 from linrec import tensor_files
-from linrec.lab.tasks import cache
-from linrec.lab.tasks.cache import kept
+from linrec.lab.tasks.files import _warn_once, kept
 
 ABOUT = {"task": "Dice", "version": 1, "fields": {"sides": 6, "cache": None, "sizes": (1, 2)}}
 
@@ -95,7 +94,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_left(of, where, dice, tmp_path,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(of, where, full_disk)
-    cache._warn_once.cache_clear()
+    _warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for version in (1, 2):
@@ -113,7 +112,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_left(of, where, dice, tmp_path,
 
 def test_a_folder_that_is_a_file_is_told(dice, tmp_path):
     (tmp_path / "file").touch()
-    cache._warn_once.cache_clear()
+    _warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="cannot be cached in .*file/tasks"):
         assert kept("dice", ABOUT, dice, cache=tmp_path / "file" / "tasks")["x"].tolist() == [1, 1, 1]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Task
-from linrec.lab.tasks.imdb import IMDb
+from linrec.lab.tasks.texts import IMDb
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig

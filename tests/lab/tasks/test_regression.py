@@ -19,7 +19,7 @@ from linrec.lab.tasks import (
     has_target,
     judged_by,
 )
-from linrec.lab.tasks.adding import Adding
+from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict
 from linrec.lab.train.recipes import get_recipe
 

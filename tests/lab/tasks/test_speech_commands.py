@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ProbedTask, ScoredTask, Source, Task
-from linrec.lab.tasks.speech_commands import WORDS, SpeechCommands
+from linrec.lab.tasks.signals import WORDS, SpeechCommands
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError

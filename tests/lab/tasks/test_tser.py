@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Source, Task, judged_by
-from linrec.lab.tasks.tser import Tser
+from linrec.lab.tasks.archives import Tser
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Source, Task
-from linrec.lab.tasks.ts_files import read_ts
-from linrec.lab.tasks.uea import Uea
+from linrec.lab.tasks.archives import Uea, read_ts
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError

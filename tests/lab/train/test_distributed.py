@@ -27,7 +27,7 @@ from linrec.cli import main
 from linrec.cli.dispatch import PATIENCE
 from linrec.files import locked
 from linrec.lab.tasks import NO_TARGET, MemoryHorizon, Split
-from linrec.lab.tasks.adding import Adding
+from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import (
     CheckpointError,
     ConfigError,

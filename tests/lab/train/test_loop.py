@@ -15,8 +15,7 @@ from torch import Tensor
 from linrec.files import read_json
 from linrec.generation import generate
 from linrec.lab.tasks import LanguageModeling
-from linrec.lab.tasks.copying import Copying
-from linrec.lab.tasks.segment_copy import SegmentCopy
+from linrec.lab.tasks.copying import Copying, SegmentCopy
 from linrec.lab.train import (
     ConfigError,
     DivergedError,

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from linrec.cli.main import main
 from linrec.lab.tasks import Split, Task
-from linrec.lab.tasks.adding import Adding
-from linrec.lab.tasks.mackey_glass import MackeyGlass
+from linrec.lab.tasks.dynamics import Adding, MackeyGlass
 from linrec.lab.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
 from linrec.lab.train.display import Display
 from linrec.lab.train.fabric import make_fabric

@@ -174,7 +174,7 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
     # a job that never started may be overwritten: its configuration may change once its data or model exist
     if (folder / FILE).exists() and not _never_began(folder):
-        if not _is_same(read_record(folder / FILE), wanted, trusted=job.config.model.import_paths):
+        if not _is_same(read_record(folder / FILE), wanted, trusted=job.config.import_paths):
             raise ConfigError(
                 f"{folder} has a job of another configuration; give another --out, or remove this folder."
             )

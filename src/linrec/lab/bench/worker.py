@@ -45,10 +45,10 @@ def run_job(folder: Path) -> str:
     try:
         # a run that was interrupted before it wrote its configuration starts anew
         resume = (run / "config.json").exists()
-        # trusted, because the user named the mixer in the command that wrote job.json
+        # trusted, because the user named the code in the command that wrote job.json
         config = config_from_dict(job["config"], trust_code=True)
         if resume:
-            config = load_run(run, trust_code=config.model.import_paths).config
+            config = load_run(run, trust_code=config.import_paths).config
         result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
         for split, scores in (("validation", result.validation), ("test", result.test)):
             if not math.isfinite(scores.get("loss", 0.0)):

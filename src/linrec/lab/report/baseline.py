@@ -77,7 +77,7 @@ def compare_runs(
         run_dirs: run folders of `linrec train`, jobs of `linrec bench`, or tables of `collect_runs`.
         baseline: `rows.jsonl` of a suite, `result.json` of runs, or any of `run_dirs`; several together are
             one baseline.
-        trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
+        trust_code: whether to import tasks and mixers that the runs name by import paths; see `load_run`.
 
     Returns:
         A comparison for every arm that has results and a baseline.
@@ -92,8 +92,8 @@ def compare_runs(
 def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]) -> list[Comparison]:
     """Compare arms as `group_runs` makes them; arguments, result and errors are those of `compare_runs`."""
     known: dict[str, list[float]] = {}
-    # the runs name these mixers too, and the caller trusts them
-    trusted = {path for arm in arms for path in arm.runs[0].config.model.import_paths}
+    # the runs name this code too, and the caller trusts them
+    trusted = {path for arm in arms for path in arm.runs[0].config.import_paths}
     for file in baseline:
         for key, score in _scores(Path(file), trusted):
             known.setdefault(key, []).append(score)
@@ -152,7 +152,7 @@ def _scored(row: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, floa
     try:
         config = config_from_dict(row["config"], trust_code=trusted)
     except UntrustedCodeError:
-        # the mixer of no run that is compared
+        # the code of no run that is compared
         return None
     check_types({"test": Scores, "validation": Scores}, row)
     scored = score_of(judged_by(config.task), row)

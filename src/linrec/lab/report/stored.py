@@ -26,7 +26,7 @@ def read_runs(paths: Iterable[str | os.PathLike[str]], *, trust_code: bool = Fal
 
     Args:
         paths: see `read_stored`.
-        trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
+        trust_code: whether to import tasks and mixers that the runs name by import paths; see `load_run`.
 
     Raises:
         RunFolderError: a path has no runs, or a run cannot be read.

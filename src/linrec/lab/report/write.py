@@ -58,7 +58,7 @@ def write_report(
             The same run counts once.
         out_dir: folder for the report; made if need be, files of the same names are replaced.
         baseline: rows or results of earlier runs to compare with; see `compare_runs`.
-        trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
+        trust_code: whether to import tasks and mixers that the runs name by import paths; see `load_run`.
 
     Returns:
         The path of the page.

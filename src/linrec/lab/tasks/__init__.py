@@ -1,10 +1,12 @@
-"""Benchmark tasks, a file for each task; the file's name is the task's name."""
+"""Benchmark tasks, in files by family; `TASKS` is the table of their names."""
 
+import dataclasses
 import importlib
-import pkgutil
+import sys
+from collections.abc import Mapping
 from typing import Any
 
-from linrec.errors import unknown
+from linrec.errors import ConfigError, unknown
 from linrec.lab.tasks.base import (
     NO_TARGET,
     Batch,
@@ -20,13 +22,11 @@ from linrec.lab.tasks.base import (
     has_target,
     judged_by,
 )
-from linrec.lab.tasks.images import SequentialSplit
+from linrec.lab.tasks.images import SequentialImages, SequentialSplit
 from linrec.lab.tasks.labelled import LabelledTask, LabelledTokens
 from linrec.lab.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.lab.tasks.memory_horizon import MemoryHorizon
-from linrec.lab.tasks.regression import RegressionTask
-from linrec.lab.tasks.sequential_images import SequentialImages
-from linrec.lab.tasks.synthetic import DrawnTask, SyntheticTask
+from linrec.lab.tasks.synthetic import DrawnTask, RegressionTask, SyntheticTask
 
 __all__ = [
     "NO_TARGET",
@@ -57,28 +57,50 @@ __all__ = [
 ]
 
 
-SHARED = (
-    "base",
-    "byte_texts",
-    "cache",
-    "cifar_files",
-    "classification",
-    "distinct",
-    "drawing",
-    "files",
-    "images",
-    "labelled",
-    "labelled_series",
-    "listops_kernels",
-    "pathfinder_kernels",
-    "recall",
-    "regression",
-    "state_tracking",
-    "synthetic",
-    "ts_archive",
-    "ts_files",
-)
-"""Modules that are not tasks: shared code and compiled kernels."""
+TASKS: Mapping[str, str] = {
+    "aan": "texts:AAN",
+    "adding": "dynamics:Adding",
+    "associative_recall": "recall:AssociativeRecall",
+    "bouncing_digits": "bouncing_digits:BouncingDigits",
+    "compression": "copying:Compression",
+    "copying": "copying:Copying",
+    "cycle_navigation": "automata:CycleNavigation",
+    "ett": "ett:Ett",
+    "even_pairs": "automata:EvenPairs",
+    "event_xor": "automata:EventXor",
+    "fitzhugh_nagumo": "dynamics:FitzHughNagumo",
+    "flip_flop": "lookup:FlipFlop",
+    "fuzzy_recall": "recall:FuzzyRecall",
+    "har2": "signals:Har2",
+    "imdb": "texts:IMDb",
+    "in_context_recall": "recall:InContextRecall",
+    "induction_heads": "recall:InductionHeads",
+    "irregular_sines": "dynamics:IrregularSines",
+    "language_modeling": "language_modeling:LanguageModeling",
+    "listops": "arena:ListOps",
+    "lstm_task_2b": "copying:LstmTask2b",
+    "mackey_glass": "dynamics:MackeyGlass",
+    "memorization": "copying:Memorization",
+    "memory_horizon": "memory_horizon:MemoryHorizon",
+    "modular_arithmetic": "stacks:ModularArithmetic",
+    "mqar": "lookup:MQAR",
+    "noise_padded_cifar": "cifar:NoisePaddedCIFAR",
+    "noisy_recall": "recall:NoisyRecall",
+    "parity": "automata:Parity",
+    "pathfinder": "arena:Pathfinder",
+    "pendulum": "dynamics:Pendulum",
+    "phonebook": "lookup:Phonebook",
+    "reversing": "stacks:Reversing",
+    "segment_copy": "copying:SegmentCopy",
+    "selective_copying": "copying:SelectiveCopying",
+    "sequential_cifar": "cifar:SequentialCIFAR",
+    "sequential_images": "images:SequentialImages",
+    "speech_commands": "signals:SpeechCommands",
+    "tser": "archives:Tser",
+    "uea": "archives:Uea",
+    "word_problem": "automata:WordProblem",
+}
+"""The module and the class of every task, by the name that users type."""
 
 
 def names() -> list[str]:
@@ -88,14 +110,16 @@ def names() -> list[str]:
         >>> "memory_horizon" in names()
         True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
+    return sorted(TASKS)
 
 
 def get(name: str) -> type[Any]:
     """Return the class of a task by its name; hyphens and underscores are equivalent.
 
     Args:
-        name: a name from `names()`, such as "memory-horizon".
+        name: a name from `names()`, such as "memory-horizon"; or the import path of a task of your own, as in
+            "my_package.my_module:MyTask", a dataclass with the interface of `Task`. The import runs the
+            module's code.
 
     Returns:
         The task's dataclass, whose fields are the task's configuration; read its data with `split`.
@@ -107,10 +131,61 @@ def get(name: str) -> type[Any]:
         >>> get("memory-horizon")().vocab_size
         6
     """
-    module_name = name.replace("-", "_")
-    if module_name not in names():
+    if ":" in name:
+        return _imported(*name.split(":", 1))
+    key = name.replace("-", "_")
+    if key not in TASKS:
         raise unknown("task", name, names())
-    module = importlib.import_module(f"{__name__}.{module_name}")
-    # by convention, the first name that a task's module exports is the task's class
-    task: type[Any] = getattr(module, module.__all__[0])
+    module, _, task = TASKS[key].partition(":")
+    found: type[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), task)
+    return found
+
+
+def name_of(task: type[Any]) -> str:
+    """Return the name by which `get` finds a task: a name from `names()`, or an import path.
+
+    Raises:
+        ConfigError: Python cannot import the class by its module and its name.
+
+    Example:
+        >>> name_of(MemoryHorizon)
+        'memory_horizon'
+    """
+    module, name = task.__module__, task.__qualname__
+    inside = f"{module.removeprefix(f'{__name__}.')}:{name}"
+    known = next((key for key, place in TASKS.items() if place == inside), None)
+    if known is not None:
+        return known
+    if module == "__main__" or getattr(sys.modules.get(module), name, None) is not task:
+        raise ConfigError(
+            f"`task` must be a task of linrec, {', '.join(names())}; got {task.__name__}. Or define it at "
+            "the top of a module that Python can import, because a run folder stores its import path."
+        )
+    return f"{module}:{name}"
+
+
+def _imported(module_name: str, class_name: str) -> type[Any]:
+    path = f"{module_name}:{class_name}"
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"task {path!r} cannot be imported: {error}. Python looks for modules in the folders of "
+            "PYTHONPATH and among what is installed."
+        ) from error
+    found: Any = getattr(module, class_name, None)
+    if not _is_task(found):
+        own = [name for name, value in vars(module).items() if _is_task(value)]
+        raise ValueError(
+            f"`{class_name}` in module {module_name} is not a task, a dataclass with the interface of "
+            f"`linrec.lab.tasks.Task`; the module has {', '.join(own) or 'none'}."
+        )
+    task: type[Any] = found
     return task
+
+
+def _is_task(value: Any) -> bool:
+    if not (isinstance(value, type) and dataclasses.is_dataclass(value)):
+        return False
+    # of the interface, what no task has as a field
+    return {"section", "per_sequence", "objective", "prepared", "split"} <= {*dir(value)}

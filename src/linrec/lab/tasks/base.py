@@ -1,8 +1,10 @@
 """The interface of tasks: splits of sequences, batches, and scores of predictions."""
 
+import abc
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -96,8 +98,33 @@ class Source(Protocol):
         ...
 
 
+S = TypeVar("S", bound="StoredSource")
+
+
 @dataclass(frozen=True, eq=False)
-class Split:
+class StoredSource(abc.ABC):
+    """Base class of splits whose tensors are completely in memory: a `Source`; a subclass defines `rows`."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def rows(self, index: Int64[Tensor, "n"]) -> Batch:
+        """Return the samples with these indices as a batch, on the device of the split."""
+
+    def of_epoch(self: S, *, seed: int, epoch: int) -> S:
+        """Return the samples of an epoch: by default the split itself, the same in every epoch."""
+        return self
+
+    def to(self: S, device: torch.device | str) -> S:
+        """Return the split with its tensors on a device, without converting their dtype."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **moved)
+
+
+@dataclass(frozen=True, eq=False)
+class Split(StoredSource):
     """The samples of a split, completely in memory: a `Source`.
 
     Attributes:
@@ -128,11 +155,7 @@ class Split:
         return self.inputs.shape[0]
 
     def rows(self, index: Int64[Tensor, "n"]) -> Batch:
-        """Return the samples with these indices, on the device of the split.
-
-        Args:
-            index: indices of samples, shape (n), int64, on any device.
-        """
+        """Return the samples with these indices as a batch, on the device of the split."""
         index = index.to(self.inputs.device)
         inputs = self.inputs[index]
         return Batch(inputs, self.targets[index], None, dt=times_of(inputs, self.unit))
@@ -142,11 +165,6 @@ class Split:
         if self.redrawn is None:
             return self
         return self.redrawn(seed=seed, epoch=epoch).to(self.inputs.device)
-
-    def to(self, device: torch.device | str) -> "Split":
-        """Return the split with its tensors on a device."""
-        group = None if self.group is None else self.group.to(device)
-        return Split(self.inputs.to(device), self.targets.to(device), group, self.unit, self.redrawn)
 
 
 @runtime_checkable
@@ -247,9 +265,17 @@ class ScoredTask(Protocol):
     def score(self, predictions: Any, split: Any) -> Mapping[str, Any]:
         """Return scores of predictions on a split.
 
+        Args:
+            predictions: classes or real numbers in the shape of the targets, on any device.
+            split: the split of the targets.
+
         Returns:
             JSON values: "accuracy" for classes; "nrmse" for real numbers, the root mean squared error divided
             by the targets' standard deviation; and further scores.
+
+        Raises:
+            ValueError: `predictions` has another shape than the targets.
+            TypeError: `predictions` are logits in place of classes, or classes in place of real numbers.
         """
         ...
 
@@ -369,10 +395,6 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
 
 
 def require_at_least(task: object, **least: int) -> None:
-    """Check that fields of a task are at least their minimum.
-
-    Raises:
-        ValueError: a field is below its minimum.
-    """
+    """Raise ValueError if a field of a task is below its minimum."""
     for name, bound in least.items():
         at_least(bound, **{name: getattr(task, name)})

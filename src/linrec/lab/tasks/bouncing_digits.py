@@ -21,10 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from linrec.lab.tasks.base import PIECE, Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
-from linrec.lab.tasks.distinct import split_generator
+from linrec.lab.tasks.base import (
+    PIECE,
+    Batch,
+    ObjectiveName,
+    SplitName,
+    StoredSource,
+    errors_of_numbers,
+    require_at_least,
+)
+from linrec.lab.tasks.drawing import split_generator
 from linrec.lab.tasks.files import FileTask
-from linrec.lab.tasks.sequential_images import SequentialImages
+from linrec.lab.tasks.images import SequentialImages
 from linrec.text import DataError
 
 __all__ = ["BouncingDigits", "Films"]
@@ -34,7 +42,7 @@ STEP = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Films:
+class Films(StoredSource):
     """Videos of moving images, rendered on access: a `Source`.
 
         frame_t = max over the images of a video, each at its position at time t; then average pooling
@@ -73,14 +81,7 @@ class Films:
         return len(self.chosen)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return videos as a batch, on the device of the images.
-
-        Args:
-            index: indices of videos, shape (b), int64, on any device.
-
-        Returns:
-            Inputs and targets, shape (b, t - 1, f), float32 from 0 (black) to 1; `reset` None.
-        """
+        """Return videos as a batch: inputs and targets (b, t - 1, f), float32 from 0 (black) to 1."""
         frames = self.frames(index)
         inputs, targets = frames[:, :-1], frames[:, 1:]
         if self.shown is None:
@@ -113,11 +114,6 @@ class Films:
         if self.redrawn is None:
             return self
         return self.redrawn(seed=seed, epoch=epoch).to(self.images.device)
-
-    def to(self, device: torch.device | str) -> "Films":
-        """Return the videos with their images on a device; frames are rendered later."""
-        images, chosen, places = (t.to(device) for t in (self.images, self.chosen, self.places))
-        return dataclasses.replace(self, images=images, chosen=chosen, places=places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +149,6 @@ class BouncingDigits(FileTask):
         n_validation_images: number of training images that are held out for validation.
         fresh: whether every epoch draws new videos, as in the papers.
         seed: seed of the videos only.
-
-    Raises:
-        ValueError: a field is out of range.
 
     Source: Srivastava and others (2015): 20 frames of 64 x 64 with two digits, of which 10 are shown.
 
@@ -236,10 +229,6 @@ class BouncingDigits(FileTask):
         Returns:
             "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
             {"frame": number from 1, "mse"}.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` is not a real-valued tensor.
         """
         scores: dict[str, Any] = dict(errors_of_numbers(predictions, split))
         squares = torch.zeros(self.length - 1, dtype=torch.float64)
@@ -253,11 +242,7 @@ class BouncingDigits(FileTask):
         return scores
 
     def read(self) -> dict[SplitName, Films]:
-        """Read the files, and return all splits.
-
-        Raises:
-            DataError: a file is missing, damaged, or of the wrong kind.
-        """
+        """Read the files, and return all splits."""
         found = self._images(self.path)
         images, test = found["train"], found["test"]
         n_train = len(images) - self.n_validation_images

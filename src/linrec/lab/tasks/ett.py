@@ -5,7 +5,6 @@ Source: Zhou and others (2021), arXiv:2012.07436 (Informer), for the data and th
 """
 
 import csv
-import dataclasses
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.lab.tasks.base import Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
+from linrec.lab.tasks.base import (
+    Batch,
+    ObjectiveName,
+    SplitName,
+    StoredSource,
+    errors_of_numbers,
+    require_at_least,
+)
 from linrec.lab.tasks.files import FileTask
 from linrec.text import DataError
 
@@ -38,7 +44,7 @@ PER_HOUR: Mapping[int, int] = {3600: 1, 900: 4}
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class Windows(StoredSource):
     """All windows over a series x, with the end of each window hidden: a `Source`.
 
         inputs_i = (x_i, 0, c_i), ..., (x_{i+m-1}, 0, c_{i+m-1}), (0, 1, c_{i+m}), ..., (0, 1, c_{i+m+h-1})
@@ -66,14 +72,11 @@ class Windows:
         return max(0, len(self.series) - self.shown - self.horizon + 1)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return windows as a batch, on the device of the series.
-
-        Args:
-            index: indices of the windows' first steps, shape (b), int64, on any device.
+        """Return windows as a batch, by the indices of their first steps.
 
         Returns:
             Inputs, shape (b, shown + horizon, f + 1 + k), float32; targets, shape (b, shown + horizon, f),
-            NaN at shown steps; `reset` None.
+            NaN at shown steps.
         """
         device = self.series.device
         step = torch.arange(self.shown + self.horizon, device=device)
@@ -82,14 +85,6 @@ class Windows:
         values = self.series[place]
         inputs = torch.cat([values.masked_fill(hidden, 0), hidden.float(), self.calendar[place]], dim=-1)
         return Batch(inputs, values.masked_fill(~hidden, torch.nan), None)
-
-    def of_epoch(self, *, seed: int, epoch: int) -> "Windows":
-        """Return the split itself: every epoch has all windows."""
-        return self
-
-    def to(self, device: torch.device | str) -> "Windows":
-        """Return the split with its series on a device."""
-        return dataclasses.replace(self, series=self.series.to(device), calendar=self.calendar.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +112,6 @@ class Ett(FileTask):
         target: name of the series: "OT", the oil temperature, or a load.
         calendar: whether every step has features for minute, hour, weekday, day of the month and day of the
             year, each in [-1/2, 1/2], also at hidden steps.
-
-    Raises:
-        ValueError: a field is out of range.
 
     Source: Informer for data and splits; windows of 384 + 96 steps of OT are the default of S4's code, whose
     models see the calendar of the shown steps.
@@ -185,19 +177,11 @@ class Ett(FileTask):
         Returns:
             "mse" and "mae" of normalised values, as in the literature, and "nrmse", which is 1 for the best
             constant.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` is not a real-valued tensor.
         """
         return dict(errors_of_numbers(predictions, split))
 
     def read(self) -> dict[SplitName, Windows]:
-        """Read the file, and return all splits.
-
-        Raises:
-            DataError: the file is missing, damaged, or of the wrong kind.
-        """
+        """Read the file, and return all splits."""
         path = self.existing()
         dates, values = _table(path, self.wanted)
         apart = np.diff(dates)

@@ -1,14 +1,23 @@
-"""Base class of tasks whose data are read from files."""
+"""Base class of tasks whose data are read from files, and a cache of samples that are slow to make."""
 
 import abc
-from collections.abc import Mapping
+import functools
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from torch import Tensor
+
 from linrec.errors import unknown
+from linrec.files import reason, replacing
+from linrec.lab.corpora import default_cache
 from linrec.lab.tasks.base import SPLIT_NAMES, Source, SplitName
+from linrec.tensor_files import UNREADABLE, read_tensors, write_tensors
 from linrec.text import DataError
 
 OfFiles = TypeVar("OfFiles", bound="FileTask")
@@ -20,6 +29,10 @@ class FileTask(abc.ABC):
 
     Args:
         path: path of the files.
+
+    Raises:
+        ValueError: a field is out of range.
+        DataError: the files are missing, damaged, or of the wrong kind, when they are read.
     """
 
     path: Path | None = None
@@ -84,3 +97,68 @@ class FileTask(abc.ABC):
     @cached_property
     def _splits(self) -> Mapping[SplitName, Source]:
         return self.read()
+
+
+def kept(
+    name: str,
+    about: Mapping[str, Any],
+    draw: Callable[[], dict[str, Tensor]],
+    *,
+    cache: Path | None = None,
+) -> dict[str, Tensor]:
+    """Return tensors from the cache, or generate and cache them.
+
+    Files are written atomically. A file that is damaged, or whose content does not match its name, is
+    generated again, with a warning. If the cache cannot be written, for example because the disk is full, the
+    tensors are returned with a single warning.
+
+    Args:
+        name: prefix of the file's name.
+        about: everything that the tensors depend on, including the generator's version, as JSON values.
+        draw: generates the tensors, contiguous and on the CPU.
+        cache: the cache folder; None is `linrec/tasks` in the user's cache folder.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for _ in range(2):
+        ...     kept("dice", {"version": 1}, lambda: print("drawn") or {"x": torch.ones(2)}, cache=folder)
+        drawn
+        {'x': tensor([1., 1.])}
+        {'x': tensor([1., 1.])}
+    """
+    known = json.dumps(about, sort_keys=True)
+    folder = default_cache() / "tasks" if cache is None else cache.expanduser()
+    path = folder / f"{name}-{hashlib.sha256(known.encode()).hexdigest()[:24]}.safetensors"
+    try:
+        tensors, stored = read_tensors(path)
+        if stored != json.loads(known):
+            raise ValueError("its content does not match its name")
+        return tensors
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except UNREADABLE as error:
+        warnings.warn(f"{path} is not usable ({reason(error)}); it is generated again.", stacklevel=2)
+    tensors = draw()
+    _keep(path, tensors, about)
+    return tensors
+
+
+def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # several processes may write the same file
+        with replacing(path, shared=True) as partial:
+            write_tensors(partial, tensors, about)
+    except OSError as error:
+        _warn_once(path.parent, reason(error))
+
+
+@functools.cache
+def _warn_once(folder: Path, why: str) -> None:
+    warnings.warn(
+        f"samples cannot be cached in {folder} ({why}); they are generated again each time. Make room, or "
+        "pass another folder with --task.cache or --data.cache.",
+        RuntimeWarning,
+        stacklevel=4,
+    )

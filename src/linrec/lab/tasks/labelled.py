@@ -1,26 +1,39 @@
-"""Base class of sequence classification tasks with generated samples, which are cached in files."""
+"""Base classes of sequence classification: scores, labelled tokens and series, and cached drawn samples."""
 
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, Num, UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.lab.corpora.progress import ReadingDisplay
-from linrec.lab.tasks.base import SPLIT_NAMES, Batch, SplitName, require_at_least
-from linrec.lab.tasks.cache import kept
-from linrec.lab.tasks.classification import ClassificationTask
-from linrec.lab.tasks.distinct import draw_distinct, fingerprints, split_generator
-from linrec.lab.tasks.images import SequentialSplit
+from linrec.lab.tasks.base import (
+    SPLIT_NAMES,
+    Batch,
+    ObjectiveName,
+    Source,
+    SplitName,
+    StoredSource,
+    require_at_least,
+    scores_by_class,
+    times_of,
+)
+from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
+from linrec.lab.tasks.files import kept
+
+if TYPE_CHECKING:
+    from linrec.lab.tasks.images import SequentialSplit
 
 # maximum number of samples per round: amortises the call overhead, and keeps the progress bar moving
 ROUND = 1000
@@ -28,8 +41,72 @@ ROUND = 1000
 SHOWN = 20_000
 
 
+class LabelledSource(Source, Protocol):
+    """A split with a class per sequence."""
+
+    @property
+    def labels(self) -> Int64[Tensor, "n"]:
+        """Class of each sequence."""
+        ...
+
+
+class ClassificationTask(abc.ABC):
+    """Base class of tasks with a class per sequence."""
+
+    per_sequence: ClassVar[bool] = True
+    objective: ClassVar[ObjectiveName] = "classification"
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int | None:
+        """Vocabulary size; None for real-valued inputs."""
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of input features per step; None for tokens."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+
+    @abc.abstractmethod
+    def split(self, name: SplitName) -> LabelledSource:
+        """Return the sequences of a split: "train", "validation" or "test"."""
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess."""
+        return 1 / self.n_outputs
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always predicting the most frequent class of the training split."""
+        majority = torch.bincount(self.split("train").labels).argmax()
+        return float((self.split("test").labels == majority).double().mean())
+
+    @property
+    def reset_token(self) -> None:
+        """Always None: these tasks have no reset token."""
+        return None
+
+    def score(self, predictions: Int64[Tensor, "n"], split: LabelledSource) -> dict[str, Any]:
+        """Return the accuracy of predictions on a split.
+
+        Args:
+            predictions: predicted classes, shape (n), any integer dtype, on any device.
+            split: the split of the labels.
+
+        Returns:
+            JSON values: "accuracy", the fraction of correct predictions, and "accuracy_by_class", the
+            accuracy within each class, None for classes without samples.
+        """
+        return scores_by_class(predictions, split.labels, self.n_outputs)
+
+
 @dataclass(frozen=True, eq=False)
-class LabelledTokens:
+class LabelledTokens(StoredSource):
     """Labelled sequences of tokens, with a vocabulary of at most 256 tokens: a `Source`.
 
     Attributes:
@@ -53,26 +130,87 @@ class LabelledTokens:
         return len(self.labels)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return sequences as a batch, on the device of the split.
-
-        Args:
-            index: indices of sequences, shape (b), int64, on any device.
-
-        Returns:
-            Inputs, shape (b, t), int64; targets, shape (b), int64; `reset` None; the lengths.
-        """
+        """Return sequences as a batch: inputs (b, t), int64; targets (b), int64; and the lengths."""
         index = index.to(self.labels.device)
         lengths = None if self.lengths is None else self.lengths[index]
         return Batch(self.tokens[index].long(), self.labels[index], None, lengths)
 
-    def of_epoch(self, *, seed: int, epoch: int) -> "LabelledTokens":
-        """Return the split itself: its sequences are the same in every epoch."""
-        return self
 
-    def to(self, device: torch.device | str) -> "LabelledTokens":
-        """Return the split with its sequences on a device, as bytes."""
-        lengths = None if self.lengths is None else self.lengths.to(device)
-        return LabelledTokens(self.tokens.to(device), self.labels.to(device), lengths)
+@dataclass(frozen=True, eq=False)
+class LabelledSeries(StoredSource):
+    """Labelled time series x of real numbers, normalised on access: a `Source`.
+
+        inputs = (x - mean) / std, or 0 after the end of a series and where x is NaN
+
+    Attributes:
+        values: x, shape (n, t, f), int16 or float32; the padding after a series may have any value.
+        labels: class of each series, shape (n), int64; or numbers, shape (n, m), float32.
+        mean: mean to subtract, shape (t, f) or (1, f), float32.
+        std: standard deviation to divide by, in the shape of `mean`, float32.
+        lengths: number of steps in each series, shape (n), int64; None if all series have t steps.
+        unit: unit of time, if batches have `dt` from the last feature; see `times_of`. None for no `dt`.
+
+    Example:
+        >>> values = torch.tensor([[[3], [5], [0]], [[4], [4], [2]]], dtype=torch.int16)
+        >>> mean, std, lengths = torch.full((1, 1), 4.0), torch.full((1, 1), 2.0), torch.tensor([2, 3])
+        >>> split = LabelledSeries(values, torch.tensor([0, 1]), mean, std, lengths)
+        >>> split.rows(torch.tensor([0])).inputs[0, :, 0], split.rows(torch.tensor([0])).lengths
+        (tensor([-0.5000,  0.5000,  0.0000]), tensor([2]))
+    """
+
+    values: Num[Tensor, "n t f"]
+    labels: Int64[Tensor, "n"] | Float[Tensor, "n m"]
+    mean: Float[Tensor, "t f"]
+    std: Float[Tensor, "t f"]
+    lengths: Int64[Tensor, "n"] | None = None
+    unit: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, index: Int64[Tensor, "b"]) -> Batch:
+        """Return series as a batch: inputs (b, t, f), float32; targets, the labels; and the lengths."""
+        index = index.to(self.labels.device)
+        inputs = ((self.values[index].float() - self.mean) / self.std).nan_to_num(0.0)
+        if self.lengths is None:
+            return Batch(inputs, self.labels[index], None, dt=times_of(inputs, self.unit))
+        lengths = self.lengths[index]
+        after = torch.arange(inputs.shape[1], device=inputs.device) >= lengths[:, None]
+        inputs = inputs.masked_fill(after[:, :, None], 0)
+        return Batch(inputs, self.labels[index], None, lengths, times_of(inputs, self.unit))
+
+    def every(self, k: int) -> "LabelledSeries":
+        """Return the series subsampled to every k-th step, from the first; all series must have t steps."""
+        assert self.lengths is None and len(self.mean) == self.values.shape[1]
+        values, mean, std = self.values[:, ::k], self.mean[::k], self.std[::k]
+        return dataclasses.replace(self, values=values, mean=mean, std=std)
+
+
+def stratified(
+    labels: Int64[np.ndarray, "n"], shares: Sequence[float], random: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Split samples at random into parts with equal class proportions, up to rounding.
+
+    Args:
+        labels: class of each sample, shape (n).
+        shares: fraction of the samples in each part; the sum must be 1.
+        random: the random generator.
+
+    Returns:
+        The indices of the samples in each part, in random order.
+
+    Example:
+        >>> parts = stratified(np.array([0] * 4 + [1] * 8), (0.5, 0.25, 0.25), np.random.default_rng(0))
+        >>> [np.bincount(part >= 4).tolist() for part in parts]
+        [[2, 4], [1, 2], [1, 2]]
+    """
+    parts: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in shares]
+    for label in np.unique(labels):
+        of_class = random.permutation(np.flatnonzero(labels == label))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(of_class)).astype(np.int64)
+        for part, piece in zip(parts, np.split(of_class, cuts), strict=True):
+            part.append(piece)
+    return [random.permutation(np.concatenate(part)) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +255,7 @@ class LabelledTask(ClassificationTask):
         self.labelled("train")
         return self
 
-    def split(self, name: SplitName) -> LabelledTokens | SequentialSplit:
+    def split(self, name: SplitName) -> "LabelledTokens | SequentialSplit":
         """Return the samples of a split.
 
         Args:

@@ -86,9 +86,6 @@ class TokenSplit:
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
         """Return windows as a batch, on the device of the tokens.
 
-        Args:
-            index: indices of windows, shape (b), int64, on any device.
-
         Returns:
             Inputs and targets, shape (b, length); after the end of the text, inputs are 0 and targets -100.
             `reset` is true at the first token of every document, or None for a single stream.
@@ -291,13 +288,7 @@ class LanguageModeling:
         return self._replaced(length=length)
 
     def split(self, name: SplitName) -> TokenSplit:
-        """Return the windows over the text of a split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Returns:
-            The windows; an empty split if the text does not have this split.
+        """Return the windows over the text of a split; no windows if the text does not have this split.
 
         Raises:
             ValueError: `name` is not the name of a split.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.lab.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared, require_at_least
-from linrec.lab.tasks.distinct import draw_distinct
+from linrec.lab.tasks.drawing import draw_distinct
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
@@ -217,18 +217,7 @@ class MemoryHorizon:
         return self
 
     def split(self, name: SplitName) -> Split:
-        """Return the samples of a split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Returns:
-            Inputs, targets, and the spans as groups, each of shape (samples, length). Every position has a
-            target.
-
-        Raises:
-            ValueError: the split does not exist.
-        """
+        """Return the samples of a split, with the spans as groups; every position has a target."""
         if name not in SPLIT_NAMES:
             raise unknown("split", name, SPLIT_NAMES)
         return self._splits[name]
@@ -246,10 +235,6 @@ class MemoryHorizon:
             above, as far as they occur. "span_curve" is the paper's figure 7: {"width": w, "accuracy": [...],
             "count": [...]}, where entry i covers spans w i + 1 to w i + w, and is None for spans that do not
             occur; w is 10 from length 500 on, and smaller for shorter sequences.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` are not integers (pass classes, not logits).
         """
         at_each, counted = compared(predictions, split.targets)
         right = at_each[counted].numpy()

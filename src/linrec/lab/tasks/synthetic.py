@@ -1,9 +1,9 @@
-"""Base classes of generated tasks: splits, new samples per epoch, probes, and scores of tokens.
+"""Base classes of generated tasks: splits, new samples per epoch, probes, and scores.
 
 Every split has its own random generator. A longer training split does not change the other splits, and the
 data do not depend on the order in which splits are read. Splits have no samples in common: test samples are
-drawn first, then validation samples, and repeated samples are drawn again. Tasks of real numbers, whose
-samples always differ, are in `regression.py`.
+drawn first, then validation samples, and repeated samples are drawn again. Two draws from a continuous
+distribution are never equal, so tasks of real numbers compare no samples.
 """
 
 import abc
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,9 +28,10 @@ from linrec.lab.tasks.base import (
     Split,
     SplitName,
     compared,
+    errors_of_numbers,
     require_at_least,
 )
-from linrec.lab.tasks.distinct import draw_distinct, fingerprints, split_generator
+from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
 
 AnyDrawn = TypeVar("AnyDrawn", bound="DrawnTask")
 
@@ -50,6 +51,13 @@ class Drawn(NamedTuple):
     targets: NDArray[np.int64] | NDArray[np.float32]
     group: NDArray[np.int64] | None = None
 
+    @classmethod
+    def ending(cls, inputs: NDArray[np.int64], answers: NDArray[np.int64]) -> "Drawn":
+        """Return samples whose targets are the answers (n, m) at the last m steps."""
+        targets = np.full_like(inputs, NO_TARGET)
+        targets[:, -answers.shape[1] :] = answers
+        return cls(inputs, targets)
+
     def where(self, chosen: NDArray[np.bool_]) -> "Drawn":
         """Return the chosen samples."""
         group = None if self.group is None else self.group[chosen]
@@ -58,7 +66,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTask(abc.ABC):
-    """Base class of tasks with generated samples; a subclass defines `draw`.
+    """Base class of tasks with generated samples; a subclass defines `draw`, and its own checks in `check`.
 
     Args:
         length: length of a sample: the number of steps, unless the task defines it otherwise.
@@ -84,11 +92,18 @@ class DrawnTask(abc.ABC):
     reset_token: ClassVar[int | None] = None
     continuous: ClassVar[bool] = False
     """Whether samples are real numbers, which never repeat and need no comparison with other samples."""
+    least: ClassVar[Mapping[str, int]] = {}
+    """The minimum of each field of the subclass that has one."""
 
     def __post_init__(self) -> None:
+        require_at_least(self, **self.least)
+        self.check()
         require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
         for length in self.test_lengths:
             self.at_length(length)
+
+    def check(self) -> None:  # noqa: B027, most tasks have nothing to add
+        """Raise ValueError if fields do not fit each other; by default, they do."""
 
     @property
     def unit(self) -> float | None:
@@ -111,11 +126,7 @@ class DrawnTask(abc.ABC):
         return drawn
 
     def at_length(self, length: int) -> "DrawnTask":
-        """Return the task with longer or shorter sequences.
-
-        Args:
-            length: new value of the field `length`.
-        """
+        """Return the task with another `length`, without probes."""
         return dataclasses.replace(self, length=length, test_lengths=())
 
     def prepared(self: AnyDrawn) -> AnyDrawn:
@@ -201,9 +212,26 @@ class DrawnTask(abc.ABC):
         return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
 
 
+class Alphabet(NamedTuple):
+    """The sizes of a task's sets of tokens.
+
+    Args:
+        tokens: vocabulary size.
+        classes: number of target classes.
+        answers: number of classes among which a guess is uniform, for the chance level.
+    """
+
+    tokens: int
+    classes: int
+    answers: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class SyntheticTask(DrawnTask):
-    """Base class of generated token tasks, with targets at some or all steps; see `DrawnTask` for fields."""
+    """Base class of generated token tasks, with targets at some or all steps; see `DrawnTask` for fields.
+
+    A subclass defines `alphabet` and `draw`.
+    """
 
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
@@ -212,19 +240,24 @@ class SyntheticTask(DrawnTask):
     """Name of the quantity in `Drawn.group`, such as "pairs"; empty for a task without groups."""
 
     @property
-    @abc.abstractmethod
+    def alphabet(self) -> Alphabet:
+        """The numbers of tokens, of target classes, and of possible answers."""
+        raise NotImplementedError(f"{type(self).__name__} must define `alphabet`.")
+
+    @property
     def vocab_size(self) -> int:
         """Vocabulary size."""
+        return self.alphabet.tokens
 
     @property
-    @abc.abstractmethod
     def n_outputs(self) -> int:
         """Number of target classes."""
+        return self.alphabet.classes
 
     @property
-    @abc.abstractmethod
     def chance(self) -> float:
         """Expected accuracy of a uniform guess among the possible answers."""
+        return 1 / self.alphabet.answers
 
     @cached_property
     def trivial_score(self) -> float:
@@ -245,10 +278,6 @@ class SyntheticTask(DrawnTask):
             "accuracy", the fraction of correct positions among all positions with a target; "exact", the
             fraction of samples with all targets correct; and for a task with groups "accuracy_by_GROUP", a
             list of {GROUP: number, "accuracy", "count"}.
-
-        Raises:
-            ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` are not integers (pass classes, not logits).
         """
         right, counted = compared(predictions, split.targets)
         scores: dict[str, Any] = {
@@ -268,12 +297,50 @@ class SyntheticTask(DrawnTask):
         return scores
 
 
-def require_longer_probes(task: DrawnTask) -> None:
-    """Check that probes are longer than training strings, because probes may repeat training strings.
+@dataclass(frozen=True, kw_only=True)
+class RegressionTask(DrawnTask):
+    """Base class of generated tasks of real numbers; see `DrawnTask` for the fields.
 
-    Raises:
-        ValueError: a length in `test_lengths` is not greater than `length`.
+    A subclass sets `per_sequence`: whether a sequence has a single target, or every step has a target.
     """
+
+    vocab_size: ClassVar[int | None] = None
+    objective: ClassVar[ObjectiveName] = "regression"
+    continuous: ClassVar[bool] = True
+    n_outputs: ClassVar[int] = 1
+    """Real numbers per target."""
+
+    @property
+    def chance(self) -> float:
+        """Mean squared error of a natural constant; by default of the training mean, as `trivial_score`."""
+        return self.trivial_score
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Mean squared error on the test split of always predicting the mean training target."""
+        targets = self.split("train").targets.double()
+        mean = targets.flatten(0, -2).nanmean(0)
+        return float((self.split("test").targets.double() - mean).square().nanmean())
+
+    def score(self, predictions: Float[Tensor, "n *t f"], split: Split) -> dict[str, Any]:
+        """Return scores of predictions on a split.
+
+            nrmse = sqrt(sum (prediction - target)^2 / sum (target - mean target)^2)
+
+        Args:
+            predictions: real numbers in the shape of the targets, on any device.
+            split: the split of the targets.
+
+        Returns:
+            "mse", the mean squared error of all numbers that have a target, and "nrmse", which is 1 for the
+            best constant, and None if all targets are equal.
+        """
+        errors = errors_of_numbers(predictions, split)
+        return {name: errors[name] for name in ("mse", "nrmse")}
+
+
+def require_longer_probes(task: DrawnTask) -> None:
+    """Raise ValueError if a probe is not longer than the training strings, which it may repeat."""
     if any(length <= task.length for length in task.test_lengths):
         raise ValueError(
             f"`test_lengths` must be greater than `length` = {task.length}, the longest training string; got "

@@ -11,7 +11,7 @@ from linrec.errors import ConfigError, UntrustedCodeError, unknown
 from linrec.field_types import check_types
 from linrec.lab import tasks
 from linrec.lab.tasks import LanguageModeling, PairedTask, Task
-from linrec.models import ModelConfig, SequenceClassifierConfig, StackConfig
+from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.models.arguments import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, check_integers, check_numbers, positive
 
@@ -256,6 +256,12 @@ class TrainConfig:
         # the documented way for a frozen dataclass to derive its own fields
         object.__setattr__(self, "model", completed)
 
+    @property
+    def import_paths(self) -> set[str]:
+        """The import paths, of the task and of mixers, that reading the stored configuration would import."""
+        task = tasks.name_of(type(self.task))
+        return self.model.import_paths | ({task} if ":" in task else set())
+
 
 def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
     """Return the class of the model configuration that a task needs.
@@ -283,17 +289,12 @@ def values_from_task(task: Task) -> dict[str, Any]:
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Return the configuration as JSON values; the task's fields include the task's name.
+    """Return the configuration as JSON values; the task's fields include the task's name or import path.
 
     Raises:
-        ConfigError: the task is not a task of `linrec.lab.tasks`, so it has no name to store.
+        ConfigError: the task has no name to store: it is not a task of linrec, and Python cannot import it.
     """
-    task_name = next((name for name in tasks.names() if tasks.get(name) is type(config.task)), None)
-    if task_name is None:
-        raise ConfigError(
-            f"`task` must be a task of linrec, {', '.join(tasks.names())}; got {type(config.task).__name__}. "
-            "Add it as a file of linrec.lab.tasks, or write your own training loop."
-        )
+    task_name = tasks.name_of(type(config.task))
     fields = dataclasses.asdict(config)
     paths = {name: str(value) for name, value in fields["task"].items() if isinstance(value, Path)}
     fields["task"] = {"name": task_name, **fields["task"], **paths}
@@ -305,11 +306,11 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
 
     Args:
         stored: the JSON values.
-        trust_code: whether to import mixers by import path, as in "my_package.my_module:MyMixer", which runs
-            their code; or the import paths that are trusted.
+        trust_code: whether to import tasks and mixers by import path, as in "my_package.my_module:MyMixer",
+            which runs their code; or the import paths that are trusted.
 
     Raises:
-        UntrustedCodeError: a mixer is an import path that is not trusted.
+        UntrustedCodeError: a task or a mixer is an import path that is not trusted.
         ConfigError: a field is missing, unknown, or of the wrong type, for example because another version of
             linrec wrote the configuration.
     """
@@ -320,11 +321,13 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         check_integers(fields)
         values = dict(fields["task"])
         check_types({"name": str}, values, "task.")
-        task_type = tasks.get(values.pop("name"))
+        task_name = values.pop("name")
+        _check_trusted("task", {task_name} if ":" in task_name else (), trust_code)
+        task_type = tasks.get(task_name)
         task = task_type(**_checked(task_type, values, "task."))
         shape = model_type(task)
         model = shape(**_checked(shape, fields["model"], "model."))
-        _check_trusted(model, trust_code)
+        _check_trusted("mixer", model.import_paths, trust_code)
         for mixer in dict.fromkeys(model.mixer_pattern):
             arguments = model.mixer_args if isinstance(model.mixer, str) else model.mixer_args.get(mixer, {})
             hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
@@ -351,11 +354,11 @@ def _checked(kind: type, values: dict[str, Any], section: str) -> dict[str, Any]
     return values
 
 
-def _check_trusted(model: StackConfig, trust_code: bool | Collection[str]) -> None:
-    for name in sorted(model.import_paths):
+def _check_trusted(kind: str, paths: Collection[str], trust_code: bool | Collection[str]) -> None:
+    for name in sorted(paths):
         if trust_code is not True and (trust_code is False or name not in trust_code):
             raise UntrustedCodeError(
-                f"the mixer {name!r} is code outside of linrec, and loading the configuration would run it. "
+                f"the {kind} {name!r} is code outside of linrec, and loading the configuration would run it. "
                 "Pass --trust-code, or `trust_code=True` in Python, if you trust the code and the folder."
             )
 

@@ -67,8 +67,8 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
             out: run folder to create; by default runs/RECIPE.
             resume: run folder to continue, with the configuration stored there.
             init_from: run folder or checkpoint whose model and tokenizer a new run starts from.
-            trust_code: allow running the code of a mixer that the stored configuration names by an import
-                path.
+            trust_code: allow running the code of a task or mixer that the stored configuration names by an
+                import path.
         """,
         [
             ("out", Path | None, None),

@@ -138,12 +138,13 @@ class Records(NamedTuple):
 def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str] = False) -> Run:
     """Read a run folder.
 
-    A configuration may name a mixer by an import path, as in "my_package.my_module:MyMixer". Loading such a
-    configuration runs the mixer's code, so `load_run` refuses import paths unless the caller trusts them.
+    A configuration may name its task and its mixers by import paths, as in "my_package.my_module:MyMixer".
+    Loading such a configuration runs their code, so `load_run` refuses import paths unless the caller trusts
+    them.
 
     Args:
         path: a folder that `linrec train --out` wrote.
-        trust_code: whether to import mixers by import path; or the import paths that are trusted.
+        trust_code: whether to import tasks and mixers by import path; or the import paths that are trusted.
 
     Returns:
         The run; its weights are loaded only when `run.model()` is called.
@@ -151,7 +152,7 @@ def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str]
     Raises:
         RunFolderError: the folder does not exist, and the message gives the nearest name; or the folder is
             not a valid run.
-        UntrustedCodeError: the configuration names a mixer by an import path that is not trusted.
+        UntrustedCodeError: the configuration has an import path that is not trusted.
 
     Example:
         >>> load_run("runs/no-such-run")
@@ -256,8 +257,8 @@ def open_run_folder(
     """
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
-        # the mixers of `config` are trusted, because the caller has already imported them
-        run = load_run(folder, trust_code=config.model.import_paths)
+        # the code that `config` names is trusted, because the caller has already imported them
+        run = load_run(folder, trust_code=config.import_paths)
         held.enter_context(lock_run_folder(folder))
         changed = differences(run.config, config)
         # the strategy may change, because the number of processes may change

@@ -43,7 +43,7 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
     Args:
         path: a run folder; a checkpoint folder for `linrec.convert.from_hugging_face`; or the weight file of
             an RWKV model.
-        trust_code: whether to import mixers that a run names by import path.
+        trust_code: whether to import tasks and mixers that a run names by import path.
 
     Raises:
         ConfigError: the run did not train a language model, or the checkpoint cannot be converted.

@@ -1,10 +1,9 @@
 """Recipes of dynamical systems and irregular times, with the settings of nonlinear recurrent networks."""
 
-from linrec.lab.tasks.event_xor import EventXor
-from linrec.lab.tasks.fitzhugh_nagumo import FitzHughNagumo
-from linrec.lab.tasks.har2 import Har2
-from linrec.lab.tasks.irregular_sines import IrregularSines
-from linrec.lab.tasks.tser import Tser
+from linrec.lab.tasks.archives import Tser
+from linrec.lab.tasks.automata import EventXor
+from linrec.lab.tasks.dynamics import FitzHughNagumo, IrregularSines
+from linrec.lab.tasks.signals import Har2
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import recipe
 from linrec.models import SequenceClassifierConfig

@@ -3,8 +3,7 @@
 import dataclasses
 
 from linrec.lab.tasks import SequentialImages
-from linrec.lab.tasks.noise_padded_cifar import NoisePaddedCIFAR
-from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.tasks.cifar import NoisePaddedCIFAR, SequentialCIFAR
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import recipe
 from linrec.models import SequenceClassifierConfig

@@ -2,11 +2,9 @@
 
 import dataclasses
 
-from linrec.lab.tasks.aan import AAN
-from linrec.lab.tasks.imdb import IMDb
-from linrec.lab.tasks.listops import ListOps
-from linrec.lab.tasks.pathfinder import Pathfinder
-from linrec.lab.tasks.sequential_cifar import SequentialCIFAR
+from linrec.lab.tasks.arena import ListOps, Pathfinder
+from linrec.lab.tasks.cifar import SequentialCIFAR
+from linrec.lab.tasks.texts import AAN, IMDb
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import recipe
 from linrec.models import SequenceClassifierConfig

@@ -1,9 +1,12 @@
 """The registry of recipes by name."""
 
 from collections.abc import Callable
+from typing import Any
 
 from linrec.errors import unknown
-from linrec.lab.train.config import TrainConfig
+from linrec.lab import tasks
+from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
+from linrec.models import ModelConfig, SequenceClassifierConfig
 
 _RECIPES: dict[str, Callable[[], TrainConfig]] = {}
 
@@ -34,20 +37,61 @@ def recipe_summary(name: str) -> str:
     return (_RECIPES[name].__doc__ or "").split("\n")[0]
 
 
+def small(name: str) -> Callable[[], TrainConfig]:
+    """Return the recipe of a task without its own: a small model, and settings that suit many tasks.
+
+    Args:
+        name: a name or an import path of `linrec.lab.tasks.get`.
+    """
+    task = tasks.get(name)
+    stack: dict[str, Any] = {
+        "d_model": 128,
+        "n_layers": 2,
+        "mixer": "gate_loop",
+        "d_channel_mixing": 256,
+        "channel_mixing": "swiglu",
+    }
+
+    def make() -> TrainConfig:
+        of = task()
+        # the task sets vocabulary and output sizes
+        model: ModelConfig | SequenceClassifierConfig = ModelConfig(vocab_size=1, **stack)
+        if model_type(of) is SequenceClassifierConfig:
+            model = SequenceClassifierConfig(
+                n_features=1,
+                n_outputs=1,
+                bidirectional=False,
+                pooling="last" if of.per_sequence else "none",
+                **stack,
+            )
+        return TrainConfig(
+            name=task.__name__ if ":" in name else name.replace("_", "-"),
+            task=of,
+            model=model,
+            optim=OptimConfig(lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
+            loop=LoopConfig(steps=5000, batch_size=64, matmul_precision="high", keep="best"),
+        )
+
+    make.__doc__ = (task.__doc__ or "").split("\n")[0]
+    return make
+
+
 def get_recipe(name: str) -> TrainConfig:
     """Return the configuration of a recipe.
 
     Args:
-        name: a name from `recipe_names()`; hyphens and underscores are equivalent.
+        name: a name from `recipe_names()`; hyphens and underscores are equivalent. Or the import path of a
+            task of your own, as in "my_package.my_module:MyTask", which gets the recipe of generated tasks;
+            the import runs the module's code.
 
     Raises:
-        ValueError: the recipe does not exist; the message gives the nearest match.
+        ValueError: the recipe or the task does not exist; the message gives the nearest match.
 
     Example:
         >>> get_recipe("memory-horizon").loop.epochs
         300
     """
-    make = _RECIPES.get(name.replace("_", "-"))
+    make = small(name) if ":" in name else _RECIPES.get(name.replace("_", "-"))
     if make is None:
         raise unknown("recipe", name, _RECIPES)
     return make()

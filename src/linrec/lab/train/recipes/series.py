@@ -1,9 +1,9 @@
 """Recipes of speech, time series and videos."""
 
+from linrec.lab.tasks.archives import Uea
 from linrec.lab.tasks.bouncing_digits import BouncingDigits
 from linrec.lab.tasks.ett import Ett
-from linrec.lab.tasks.speech_commands import SpeechCommands
-from linrec.lab.tasks.uea import Uea
+from linrec.lab.tasks.signals import SpeechCommands
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import recipe
 from linrec.models import SequenceClassifierConfig

@@ -1,0 +1,307 @@
+"""Tasks of CIFAR-10, and the reading of its binary version from a folder or from the downloaded archive."""
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from linrec.errors import unknown
+from linrec.lab.tasks.base import Batch, SplitName, require_at_least
+from linrec.lab.tasks.files import FileTask
+from linrec.lab.tasks.images import N_CLASSES, Images, ImageTask, SequentialSplit, white_noise
+from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
+from linrec.text import DataError
+
+__all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit", "SequentialCIFAR", "read_cifar10"]
+
+FILES: Mapping[Literal["train", "test"], tuple[str, ...]] = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+FOLDER = "cifar-10-batches-bin"
+# names in the Python version, whose files are pickles
+PYTHON_FOLDER, PYTHON_FILE = "cifar-10-batches-py", "data_batch_1"
+WHERE = (
+    "Download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass the archive, or the unpacked "
+    "folder, with --data.path."
+)
+# a row has the label of an image, followed by its red, green and blue values
+CHANNELS, SIDE = 3, 32
+ROW = 1 + CHANNELS * SIDE * SIDE
+
+
+def read_cifar10(path: Path) -> dict[Literal["train", "test"], Images]:
+    """Return the images of CIFAR-10 and their labels, in the order of the files.
+
+    Args:
+        path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or its parent folder;
+            or the archive cifar-10-binary.tar.gz, which is not unpacked to the disk.
+
+    Raises:
+        DataError: a file is missing, damaged, or of the Python version.
+
+    Source: Krizhevsky (2009), "Learning multiple layers of features from tiny images";
+    https://www.cs.toronto.edu/~kriz/cifar.html for the file layout.
+    """
+    contents = _of_folder(path) if path.is_dir() else _of_archive(path)
+    return {part: _images(path, {name: contents[name] for name in names}) for part, names in FILES.items()}
+
+
+def _of_folder(path: Path) -> dict[str, bytes]:
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    try:
+        _require(path, {file.name for file in folder.iterdir()})
+        return {name: (folder / name).read_bytes() for names in FILES.values() for name in names}
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}.") from error
+
+
+def _of_archive(path: Path) -> dict[str, bytes]:
+    wanted = {name for names in FILES.values() for name in names}
+    contents: dict[str, bytes] = {}
+    seen = set()
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                seen.add(name)
+                file = archive.extractfile(member) if name in wanted and member.isfile() else None
+                if file is not None:
+                    contents[name] = file.read()
+            # read to the end of the file, because gzip's checksum comes after the end of the archive
+            while archive.fileobj is not None and archive.fileobj.read(2**20):
+                pass
+    # before OSError, because BadGzipFile is a subclass
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is not a tar archive, or it is truncated or damaged. {WHERE}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    _require(path, seen if PYTHON_FOLDER in seen or PYTHON_FILE in seen else {*contents})
+    return contents
+
+
+def _require(path: Path, names: Collection[str]) -> None:
+    """Raise DataError if a file is missing; the message mentions the Python version if it was given."""
+    missing = [name for of_part in FILES.values() for name in of_part if name not in names]
+    if not missing:
+        return
+    if PYTHON_FOLDER in names or PYTHON_FILE in names:
+        raise DataError(
+            f"{path} has the Python version of CIFAR-10. Its pickles can run any code and are not read. "
+            f"The binary version has the same images. {WHERE}"
+        )
+    raise DataError(f"{path} has no {missing[0]}, which is one of the six files of CIFAR-10. {WHERE}")
+
+
+def _images(path: Path, contents: Mapping[str, bytes]) -> Images:
+    for name, content in contents.items():
+        if not content or len(content) % ROW:
+            raise DataError(
+                f"{name} of {path} must have rows of {ROW} bytes, a label and {CHANNELS} x {SIDE} x {SIDE} "
+                f"pixels; it has {len(content)} bytes. It is truncated or damaged: get it again."
+            )
+    rows = np.frombuffer(b"".join(contents.values()), dtype=np.uint8).reshape(-1, ROW)
+    labels = rows[:, 0]
+    if labels.max() >= N_CLASSES:
+        raise DataError(
+            f"the labels of {path} must be 0 to {N_CLASSES - 1}; got {labels.max()}. The files are damaged, "
+            "or of CIFAR-100."
+        )
+    return Images(rows[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels)
+
+
+# weights of red, green and blue as 16-bit fixed point numbers: 0.299, 0.587 and 0.114, from ITU-R 601
+LUMA = np.array([19595, 38470, 7471], np.uint32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialCIFAR(ImageTask):
+    """Classify a CIFAR-10 image that is read pixel by pixel.
+
+        target = label, given x_1, ..., x_1024 with x_i = (red, green, blue), or grey
+
+    An image of 32 x 32 pixels is a sequence of 1,024 steps, row by row. Grey is 0.299 red + 0.587 green +
+    0.114 blue, rounded to a byte.
+
+    Args:
+        path: the archive cifar-10-binary.tar.gz, or the unpacked folder.
+        by_row: whether a step is a row of 32 pixels instead of a pixel.
+        grey: whether to convert images to grey.
+        tokens: whether grey pixels are tokens 0 to 255 instead of real numbers.
+
+    Source: Long Range Arena (Tay et al., 2020, arXiv:2011.04006), section 2.2.4, the Image task, for grey
+    images and for 45,000 training and 5,000 validation images. The Arena uses tokens, S4 (Gu, Goel and Ré,
+    2022) real numbers.
+
+    Example:
+        >>> SequentialCIFAR().n_features
+        3
+        >>> SequentialCIFAR(grey=True, tokens=True).vocab_size
+        256
+    """
+
+    grey: bool = False
+    tokens: bool = False
+    wanted: ClassVar[str] = f"It must be the binary version of CIFAR-10. {WHERE}"
+    n_columns: ClassVar[int] = SIDE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens and (self.by_row or not self.grey):
+            raise ValueError(
+                f"`tokens` needs `grey` = True and `by_row` = False; got `grey` = {self.grey} and `by_row` = "
+                f"{self.by_row}. Pass `grey` without `by_row`, or leave `tokens` out."
+            )
+        if self.tokens and (self.test_noise or self.test_salt_and_pepper):
+            raise ValueError(
+                "`test_noise` and `test_salt_and_pepper` need `tokens` = False; got `tokens` = True with "
+                f"{self.test_noise} and {self.test_salt_and_pepper}. Leave `tokens` out for real numbers."
+            )
+
+    @property
+    def n_channels(self) -> int:
+        """Number of channels of a pixel: 3, or 1 in grey."""
+        return 1 if self.grey else CHANNELS
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of input features per step; None for tokens."""
+        return None if self.tokens else super().n_features
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Vocabulary size: 256, or None for real-valued pixels."""
+        return 256 if self.tokens else None
+
+    def images(self) -> dict[Literal["train", "test"], Images]:
+        """Return the training and the test images; see `read_cifar10` for errors."""
+        parts = read_cifar10(self.existing())
+        if self.grey:
+            return {part: Images(_grey(images.pixels), images.labels) for part, images in parts.items()}
+        return parts
+
+    def read(self) -> dict[SplitName, Any]:
+        """Read the files, and return all splits."""
+        splits = super().read()
+        if not self.tokens:
+            return splits
+        return {name: LabelledTokens(split.pixels[..., 0], split.labels) for name, split in splits.items()}
+
+
+def _grey(
+    pixels: UInt8[np.ndarray, "n rows columns 3"],
+) -> UInt8[np.ndarray, "n rows columns 1"]:
+    # in parts, because the products take four times the memory of the images
+    parts = [(part @ LUMA + 2**15 >> 16).astype(np.uint8) for part in np.array_split(pixels, 50)]
+    return np.concatenate(parts)[..., None]
+
+
+Noise: TypeAlias = Literal["fresh", "fixed"]
+
+
+@dataclass(frozen=True, eq=False)
+class NoisePaddedSplit:
+    """Images row by row, followed by noise: a `Source`. Batches are created on the CPU.
+
+    Attributes:
+        images: the images, a row per step.
+        length: number of steps, including the image.
+        stream: seed of this split's noise.
+        fixed: noise shared by all images, shape (steps of noise, features); None if every image has its own.
+    """
+
+    images: SequentialSplit
+    length: int
+    stream: tuple[int, ...]
+    fixed: Float[Tensor, "n f"] | None = None
+
+    @property
+    def labels(self) -> Int64[Tensor, "n"]:
+        """Class of each image."""
+        return self.images.labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def rows(self, index: Int64[Tensor, "b"]) -> Batch:
+        """Return images and their noise as a batch: inputs (b, t, f), float32; and targets (b), int64."""
+        batch = self.images.rows(index)
+        _, steps, features = batch.inputs.shape
+        shape = (len(index), self.length - steps, features)
+        if self.fixed is not None:
+            return batch._replace(inputs=torch.cat([batch.inputs, self.fixed.expand(shape)], 1))
+        noise = white_noise(self.stream, index, shape[1:])
+        return batch._replace(inputs=torch.cat([batch.inputs, noise], 1))
+
+    def of_epoch(self, *, seed: int, epoch: int) -> "NoisePaddedSplit":
+        """Return the same images with new noise for this epoch, unless the noise is fixed."""
+        return replace(self, stream=(*self.stream[:2], 1 + seed, epoch))
+
+    def to(self, device: torch.device | str) -> "NoisePaddedSplit":
+        """Return the split itself, because its noise is drawn on the CPU."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisePaddedCIFAR(FileTask, ClassificationTask):
+    """Classify a CIFAR-10 image from its rows, followed by noise for nearly a thousand steps.
+
+        target = label, given row_1, ..., row_32, e_33, ..., e_T with e ~ N(0, 1)
+
+    A step has the 96 values of a row, three per pixel. They are normalised with mean and standard deviation
+    of the training split, so that they have the scale of the noise. The last training images are held out for
+    validation; the test split is the data set's own. The data depend on the fields and on the files.
+
+    Args:
+        path: the archive cifar-10-binary.tar.gz, or the unpacked folder.
+        n_validation: number of training images, from the end, that are held out for validation.
+        seed: seed of the noise only.
+        length: number of steps, T.
+        noise: "fresh": every image has its own noise, and training images have new noise in every epoch;
+            "fixed": all images have the same noise, as in coRNN's code, which reveals the position to the
+            model.
+
+    Source: Chang, Chen, Haber and Chi (2019, arXiv:1902.09689), section 5; coRNN (Rusch and Mishra, 2021,
+    arXiv:2010.00951) has the same setting with 96 features and 1,000 steps. coRNN's code trains on 47,000
+    images, validates on 3,000, and does not normalise.
+
+    Example:
+        >>> task = NoisePaddedCIFAR(length=500)
+        >>> task.n_features, task.n_outputs, task.chance
+        (96, 10, 0.1)
+    """
+
+    n_validation: int = 5000
+    seed: int = 0
+    length: int = 1000
+    noise: Noise = "fresh"
+    vocab_size: ClassVar[int | None] = None
+    n_outputs: ClassVar[int] = N_CLASSES
+    n_features: ClassVar[int] = SIDE * CHANNELS
+    wanted: ClassVar[str] = SequentialCIFAR.wanted
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, n_validation=1, seed=0, length=SIDE)
+        if self.noise not in ("fresh", "fixed"):
+            raise unknown("`noise`", self.noise, ["fresh", "fixed"])
+
+    def read(self) -> dict[SplitName, Any]:
+        """Read the files, and return all splits."""
+        rows = SequentialCIFAR(path=self.path, n_validation=self.n_validation, by_row=True)
+        fixed = None
+        if self.noise == "fixed":
+            shape = (self.length - SIDE, SIDE * CHANNELS)
+            fixed = torch.from_numpy(np.random.default_rng(self.seed).standard_normal(shape, np.float32))
+        return {
+            name: NoisePaddedSplit(images, self.length, (self.seed, zlib.crc32(name.encode()), 0, 0), fixed)
+            for name, images in rows.read().items()
+        }
