@@ -1,6 +1,7 @@
-"""Keys and values of earlier steps, which the states of some mixers hold without gradients."""
+"""Keys and values of earlier steps, which the states of some mixers hold in evaluation, without gradients."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ X = torch.randn(2, 19, 6, generator=generator(), dtype=torch.float64)
 def build(case):
     torch.manual_seed(0)
     sizes = {"n_heads": 2, "segment_length": 4, "init_std": 0.5}
-    return mixers.build(case.split(",")[0], 6, **sizes, **CASES[case]).double()
+    return mixers.build(case.split(",")[0], 6, **sizes, **CASES[case]).double().eval()
 
 
 @each
@@ -82,3 +83,24 @@ def test_keys_and_values_of_a_state_follow_autocast():
             y, end = mixer(x[:, 6:7], state)
     assert y.dtype == torch.bfloat16 and end.segment[1].dtype == torch.bfloat16
     assert {part.dtype for part in leaves(end.memory)} == {torch.float32, torch.bool}
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer_xl", "compressive_transformer", "block_recurrent", "infini_attention"]
+)
+def test_a_state_is_right_after_the_weights_change(name):
+    """In training mode, made with gradients or without, and read with gradients or without."""
+    torch.manual_seed(0)
+    mixer = mixers.build(name, 8, n_heads=2, segment_length=4)
+    x = torch.randn(1, 10, 8, generator=generator())
+    states = {}
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            states[gradients] = mixer(x[:, :6])[1]
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(1.3)
+    for made, called in itertools.product((True, False), repeat=2):
+        with torch.set_grad_enabled(called):
+            found = mixer(x[:, 6:], states[made])[0].detach()
+        assert_agree(found, mixer(x[:, 6:], states[True])[0].detach())
