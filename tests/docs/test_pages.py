@@ -126,7 +126,7 @@ def test_keys_and_values_come_on_top_of_the_state_size(name):
     trained, inferred = (sum(column) for column in columns(state)[1:])
     assert (f"{trained:,}", f"{inferred:,}") == (size, held)
     # as counted by hand: keys and values of 64 channels for each step
-    mixer = mixers.build(name, 64, segment_length=16)
+    mixer = mixers.build(name, 64, segment_length=16).eval()
     with torch.no_grad():
         _, after = mixer(torch.zeros(1, 47, 64))
     steps = sum(x.shape[1] for path, x in mixer_pages.leaves(after) if path.endswith(("h`", "segment[0]`")))
@@ -192,7 +192,7 @@ def test_the_example_of_a_memory_has_the_state_of_the_page(name):
     assert sum(start) == mixer_pages.elements(model.init_state(1))
     found = [model(torch.zeros(1, 31, dtype=torch.int64))[1]]
     with torch.no_grad():
-        found.append(model(torch.zeros(1, 31, dtype=torch.int64))[1])
+        found.append(model.eval()(torch.zeros(1, 31, dtype=torch.int64))[1])
     assert sum(trained) == mixer_pages.elements(found[0])
     assert sum((inferred or [trained])[0]) == mixer_pages.elements(found[1])
     # the memory without states of layers and without `alive` and `position`
