@@ -93,11 +93,11 @@ class ShortConvolution(Stage):
     def forward(
         self,
         x: Float[Tensor, "b t c"],
-        tail: Float[Tensor, "b width-1 c"] | None = None,
+        tail: Float[Tensor, "b taps c"] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"] | None]:
-        """Filter `x` (b, t, c); see `linrec.ops.short_conv` for the arguments and results."""
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b taps c"] | None]:
+        """Filter `x` (b, t, c) behind a tail of width - 1 taps; see `linrec.ops.short_conv`."""
         if not self.present:
             return functional.silu(x) if self.silu else x, None
         # autocast may have halved the input of float32 taps, which the operator takes
@@ -106,10 +106,10 @@ class ShortConvolution(Stage):
     def side_by_side(
         self,
         parts: Sequence[Tensor],
-        tail: Float[Tensor, "b width-1 c"] | None = None,
+        tail: Float[Tensor, "b taps c"] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[tuple[Tensor, ...], Float[Tensor, "b width-1 c"] | None]:
+    ) -> tuple[tuple[Tensor, ...], Float[Tensor, "b taps c"] | None]:
         """Filter several tensors (b, t, ..), which have the channels between them, in the dtype of the first.
 
         Each result has the dtype of its tensor.
@@ -123,7 +123,7 @@ class ShortConvolution(Stage):
 
     def init_state(
         self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
-    ) -> Float[Tensor, "b width-1 c"] | None:
+    ) -> Float[Tensor, "b taps c"] | None:
         """Return the tail at the start of a sequence: zeros (batch, width - 1, channels)."""
         if self.width is None:
             return None
