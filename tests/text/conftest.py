@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,8 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture(scope="session")
-def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `tokenizer.json`: byte-level BPE like GPT-2's, trained on a few sentences."""
+def byte_pairs(text: str) -> Any:
+    """A backend of `tokenizers`: byte-level BPE like GPT-2's, trained on a text."""
     tokenizers = pytest.importorskip("tokenizers", reason='the extra "text" is not installed')
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,9 +44,15 @@ def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator([TEXT], trainer)
+    backend.train_from_iterator([text], trainer)
+    return backend
+
+
+@pytest.fixture(scope="session")
+def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `tokenizer.json`: byte-level BPE like GPT-2's, trained on a few sentences."""
     path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
-    backend.save(str(path))
+    byte_pairs(TEXT).save(str(path))
     return path
 
 

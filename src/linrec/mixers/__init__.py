@@ -155,7 +155,7 @@ def canonical(name: str, *, what: str = "mixer") -> str:
         name: a name from `names()`; the name of the class; or the name of a paper or of released code from
             `linrec.literals`, if it stands for a single mixer with its default arguments. Case, spaces,
             hyphens and underscores do not count. Import paths as in `get` are returned as they are.
-        what: what has this name, for the error.
+        what: the argument or the kind of thing that the name is for, as the error says it.
 
     Raises:
         ValueError: the name stands for no mixer or for several; the message gives the mixers it may mean.

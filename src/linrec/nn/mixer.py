@@ -93,7 +93,7 @@ class Mixer(Float32Module, ABC):
         super().__init__()
         at_least(1, d_model=d_model)
         self.d_model = d_model
-        # what the last state was checked against: batch and precision of the call, and `init_state` of them
+        # what the last state was checked against: batch and precision of a call, and `init_state` for both
         self._start: tuple[tuple[Any, ...], State] | None = None
 
     def forward(

@@ -15,6 +15,7 @@ from linrec.hf.tokenizer import fast_tokenizer
 from linrec.lab.publishing.publish import push
 from linrec.lab.train import TrainError, load_run
 from linrec.text import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from tests.text.conftest import byte_pairs
 from tests.tiers import thorough
 
 transformers = pytest.importorskip("transformers")
@@ -256,17 +257,8 @@ def test_options_of_eval_that_do_not_fit(
     assert message in capsys.readouterr().err
 
 
-def byte_pairs() -> HuggingFaceTokenizer:
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([TEXT], trainer)
+def with_a_start() -> HuggingFaceTokenizer:
+    backend = byte_pairs(TEXT)
     # linrec adds no special tokens
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         "<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
@@ -276,7 +268,7 @@ def byte_pairs() -> HuggingFaceTokenizer:
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [ByteTokenizer(), CharacterTokenizer.of([TEXT, "né\r\t 日"]), byte_pairs()],
+    [ByteTokenizer(), CharacterTokenizer.of([TEXT, "né\r\t 日"]), with_a_start()],
     ids=lambda t: t.name,
 )
 def test_tokens_are_equal(tokenizer: Tokenizer, tmp_path: Path) -> None:

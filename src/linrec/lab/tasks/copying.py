@@ -129,7 +129,7 @@ Kind = Literal["copy", "reverse", "associative"]
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentCopy(SyntheticTask):
-    """Repeat what a sequence began with, across the segments of a model.
+    """Repeat the first symbols of a sequence at its end, across the segments of a model.
 
         copy         x = s_1 .. s_M, noise * N, marker * M        y = s_1 .. s_M at the markers
         reverse      x = s_1 .. s_M, noise * N, marker * M        y = s_M .. s_1 at the markers

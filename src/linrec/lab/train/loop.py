@@ -440,7 +440,7 @@ def _check_promises(model: nn.Module, device: torch.device) -> None:
         from linrec.testing import check_promises
 
         try:
-            # in full precision, whatever the run's is
+            # in full precision, whatever the precision of the run is
             with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
                 check_promises(copy.deepcopy(mixer).to(device))
         except AssertionError as error:

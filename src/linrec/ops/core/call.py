@@ -5,7 +5,7 @@
    is checked here.
 3. The table selects the backend (`backends.choose`).
 4. Handlers, if there are any, run or observe the call: `linrec.parallel.time_parallel` splits calls over
-   processes, and `recording` lists them. A thread usually has none.
+   processes, and `recording` lists them. Most threads run without handlers.
 5. If an axis is empty, zeros are returned without running the backend.
 6. Half-precision inputs are widened, unless the backend supports them; autocast is disabled.
 7. The backend runs, and the output is cast to its dtype.
@@ -285,21 +285,21 @@ def refuse_split_time(name: str) -> None:
         )
 
 
-def handling(
-    handler: Handler, *, compiled: bool = True
-) -> contextlib.AbstractContextManager[tuple[Handler, ...]]:
+@contextlib.contextmanager
+def handling(handler: Handler, *, compiled: bool = True) -> Iterator[None]:
     """Send every call of this thread within the context to the handler.
 
     Args:
         handler: asked before the handlers of contexts around this one.
         compiled: whether compiled calls must be sent too; see `Ambient`.
     """
-    return _HANDLERS.set((*_HANDLERS.get(), handler), compiled=compiled)
+    with _HANDLERS.set((*_HANDLERS.get(), handler), compiled=compiled):
+        yield
 
 
 def unhandled() -> contextlib.AbstractContextManager[Any]:
     """Run the calls of this thread within the context without handlers."""
-    # compiled calls with handlers are a graph break, so there are none in a graph
+    # a call with handlers is a graph break, so the calls of a graph run without handlers
     return contextlib.nullcontext() if is_compiling() else _HANDLERS.set((), compiled=False)
 
 
@@ -330,7 +330,9 @@ def recording() -> Iterator[list[Call]]:
         finally:
             depth -= 1
 
-    with handling(record, compiled=False):
-        yield calls
-    # a checkpoint that ran within the context may run again, within a copy of it
-    depth = 1
+    try:
+        with handling(record, compiled=False):
+            yield calls
+    finally:
+        # a checkpoint that ran within the context may run again later, within a copy of the context
+        depth = 1

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from linrec.ops.core import checks
+from linrec.ops.core.ambient import checkpointed
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
 from linrec.ops.core.precision import COMPLEX, in_double, real_dtype
@@ -104,7 +104,7 @@ def _kernel(given: LowRank, *, fused: bool) -> Tensor:
     turn, z = turn.to(Lambda.dtype), z.to(Lambda.dtype)
     # torch processes as many points at a time as need the memory of four kernels
     at_once = half if fused else max(1, 4 * length // Lambda.shape[1])
-    run: Callable[..., Tensor] = _spectrum if fused else partial(checkpoint, _spectrum, use_reentrant=False)
+    run: Callable[..., Tensor] = _spectrum if fused else checkpointed(_spectrum)
     sums_of = sums_by_triton if fused else sums_by_torch
     spectrum = torch.cat([run(weights, Lambda, dt, some, sums_of) for some in z.split(at_once)], -1)
     spectrum = torch.cat([spectrum, spectrum[:, : length // 2].conj().flip(-1)], -1)

@@ -1,6 +1,7 @@
 """Options of Newton's iterations, and a context that sets them for calls of mixers."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,13 +39,14 @@ class NewtonOptions:
 OPTIONS = Ambient("options of Newton's method", NewtonOptions())
 
 
+@contextmanager
 def newton_options(
     *,
     tolerance: float | None = None,
     max_iterations: int | None = None,
     damping: float | None = None,
     otherwise: str | None = None,
-) -> AbstractContextManager[NewtonOptions]:
+) -> Iterator[None]:
     """Set options of Newton's method for calls within that leave them out, such as those of mixers.
 
     They hold for this thread, and for layers that run again in the backward pass of a model with `recompute`.
@@ -68,4 +70,5 @@ def newton_options(
         ...     y, state = mixer(torch.randn(1, 50, 8))
     """
     given = {"tolerance": tolerance, "max_iterations": max_iterations, "damping": damping}
-    return OPTIONS.set(OPTIONS.get().but(**given, otherwise=otherwise))
+    with OPTIONS.set(OPTIONS.get().but(**given, otherwise=otherwise)):
+        yield
