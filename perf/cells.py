@@ -154,9 +154,9 @@ def measure_cell(bench: Bench, row: CellRow) -> dict[str, Any]:
     """Measure the training step of a row on a batch of the adding task.
 
     Returns:
-        "parameters", "first_seconds", "steps_per_second", "us_per_step" of time, "peak_bytes", "held_bytes"
-        of the parameters, the optimizer and the batch between two training steps, and "bytes_per_step", the
-        rest of the peak over the steps of all sequences; or "missing".
+        "parameters", "first_seconds", "steps_per_second", "us_per_step" of time and "peak_bytes";
+        "held_bytes" of parameters, optimizer and batch between two training steps; and "bytes_per_step", the
+        rest of the peak over the steps of all sequences. Or "missing".
     """
     result = {"name": row.name, **dataclasses.asdict(row)}
     if row.gradient == AUTOGRAD and row.time > AUTOGRAD_STEPS:

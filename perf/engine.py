@@ -1,8 +1,8 @@
 """The engine of all commands: options and rows, implementations, measurements, and their records.
 
 A command is a table of rows, and functions that make the inputs and the implementations of a row. The engine
-checks linrec's result, times its passes and those of the other implementations on the same inputs, and writes
-a record of each row as JSON as soon as it is measured.
+checks linrec's result, and times its passes and those of the other implementations on the same inputs. Each
+row's record is written as JSON as soon as it is measured.
 
 An entry of a record is one time, `{"ms": {"median", "p20", "p80"}}`, with more numbers beside it; or
 `{"missing": reason}`. "ratio" is the time of the baseline over the entry's. A record with "error" has no
@@ -230,7 +230,7 @@ class Implementation:
 
     Args:
         name: heads its column.
-        about: what it is, in one line.
+        about: a description of one line.
         module: the module that it needs.
         prepare: returns the calls from the arguments of a `Case`. It converts the inputs to the layout that
             the implementation takes, before the clock starts.
@@ -274,13 +274,9 @@ def calls_of(
     dy: Tensor,
     output: Callable[[Tensor], Tensor] = lambda y: y,
 ) -> Calls:
-    """Return forward without gradients, and forward with the gradients of all inputs.
+    """Return forward without gradients, and forward with the gradients of all inputs from dy.
 
-    Args:
-        function: maps the inputs to y.
-        inputs: tensors.
-        dy: the gradient of y.
-        output: converts y to the layout of linrec's output.
+    `output` converts y to the layout of linrec's output.
     """
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     plain = tuple(x.detach() for x in inputs)
@@ -386,7 +382,7 @@ def measure_peer(
 
     Returns:
         An entry for each pass, with "off", the largest difference from linrec's `outputs`, if it is not
-        small; and the peer's calls, None if it has none.
+        small; and the peer's calls, None if they cannot be made.
     """
 
     def everywhere(reason: str) -> tuple[dict[str, Entry], None]:

@@ -55,12 +55,7 @@ def iterations(options: IterationsOptions, command: str) -> int:
 
 
 def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, Any]]:
-    """Count the iterations that validation samples need, with the run's initial and its trained weights.
-
-    Args:
-        run: the run of a sequence classifier with mixers on `nonlinear_scan`.
-        device: the device to count on.
-        n: number of samples.
+    """Count the iterations that n validation samples need, with the run's initial and trained weights.
 
     Returns:
         An entry for each of "start" and "end" of training, each call of the operator in the order of the

@@ -187,13 +187,7 @@ OPERATIONS = {
 
 
 def check(operation: str, inputs: Tensors, dy: Tensor, run: Callable[..., Tensor] | None = None) -> None:
-    """Compare an operation with the float64 reference, outputs and gradients.
-
-    Args:
-        operation: a key of `OPERATIONS`.
-        inputs: its inputs.
-        dy: the gradient of its output.
-        run: the function to check; by default the operation's.
+    """Compare outputs and gradients of an operation, or of `run`, with the float64 reference.
 
     Raises:
         AssertionError: they differ by more than the tolerance of the dtype.

@@ -189,12 +189,8 @@ def measure_segments(
 ) -> dict[str, Any]:
     """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
 
-    Args:
-        bench: where and how long to measure.
-        name: a key of `variants`, or `PEER`.
-        shape: sizes of model and batch.
-        way: a name in `WAYS`; a step is captured once the memory is full.
-        profile: whether to take a profile too, on CUDA.
+    The model is a key of `variants`, or `PEER`. In the way "captured", a step is captured once the memory is
+    full.
 
     Returns:
         "parameters", "first_seconds", "peaks" (peak bytes by the number of segments in `SEGMENTS`),

@@ -121,10 +121,7 @@ def sized(names: tuple[str, ...], size: str) -> tuple[dict[str, Model], Size]:
 def fla_model(model: Model, size: Size, *, use_cache: bool = False) -> nn.Module:
     """Return flash-linear-attention's model of this size, with fused norms, units and loss.
 
-    Args:
-        model: the model.
-        size: its size.
-        use_cache: whether calls return a cached state, for generation.
+    With `use_cache`, calls return a cached state, for generation.
 
     Raises:
         UnsuitedError: it has no such model, or the model needs kernels that are not installed.

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +12,6 @@ from perf.engine import PASSES
 from perf.kernels import KINDS
 
 SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
-R = TypeVar("R")
 
 
 def show_table(
@@ -63,12 +62,7 @@ def show_errors(console: Console, records: Iterable[Mapping[str, Any]], *, key: 
 
 
 def show_missing(console: Console, measured: Sequence[Mapping[str, Any]]) -> None:
-    """Print why entries of peers are missing, each reason once, and whose outputs are not linrec's.
-
-    Args:
-        console: the terminal.
-        measured: linrec's entries, each with those of the "peers".
-    """
+    """Print why "peers" of linrec's entries are missing, each reason once, and whose outputs differ."""
     found = [(name, entry) for mine in measured for name, entry in mine["peers"].items()]
     off: dict[str, float] = {}
     for name, entry in found:
@@ -111,10 +105,7 @@ def implementations_of(
 def show_profiles(console: Console, records: Sequence[Mapping[str, Any]], *heading: str) -> None:
     """Print percent of the device's time by kind of kernel, for the records with a profile.
 
-    Args:
-        console: the terminal.
-        records: measurements.
-        heading: keys of the record's values that head its column.
+    `heading` are the keys of the values that head a record's column.
     """
     records = [record for record in records if "kinds" in record.get("profile", {})]
     profiles = [record["profile"] for record in records]
@@ -159,17 +150,10 @@ def draw_panels(
     widths: Sequence[float] = (),
     finish: Callable[[Any, str], None],
 ) -> Path:
-    """Draw curves against length, in two panels side by side with axes of logarithms.
+    """Draw curves against length, in two panels side by side.
 
-    Args:
-        path: the picture.
-        titles: of the panels.
-        names: of the curves.
-        points: x and y of a curve, by the panel's title and the curve's name.
-        y: label of the axis on the left.
-        share_y: whether the panels have one scale.
-        widths: of the lines; by default 1.6.
-        finish: completes the axes of the panel of a title.
+    `points` gives x and y of a curve by the panel's title and the curve's name. `finish` completes the axes
+    of a panel. `y` labels the axis on the left. `widths` are the lines' widths.
     """
     # imported here: matplotlib is needed for pictures alone
     from linrec.lab.report import style

@@ -88,14 +88,7 @@ class TrainingOptions(Options):
 
 @dataclass(frozen=True)
 class Job:
-    """A model to train.
-
-    Args:
-        preset: name of the preset or size.
-        mixer: name of the mixer or model.
-        config: linrec's model.
-        sized: the model and its size, where flash-linear-attention may have it too.
-    """
+    """A model to train: names of preset or size and of mixer, and the sized model of `--models`."""
 
     preset: str
     mixer: str
@@ -105,14 +98,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a training step is measured.
+    """How a training step of sequences of `length` tokens is measured.
 
-    Args:
-        loop: batch, precision and compilation, as in `linrec train`.
-        length: tokens of a sequence.
-        bench: the device of the loop, and the times.
-        document: tokens of a document, with a reset at each start; None resets nothing.
-        profile: whether to take a profile too.
+    Every `document` tokens start a document by a reset; None resets nothing.
     """
 
     loop: LoopConfig

@@ -97,6 +97,14 @@ def test_the_yardstick_of_the_cpu_moves_as_many_bytes(part):
     assert entry["percent"] == pytest.approx(expected)
 
 
+def test_the_yardstick_of_cuda_is_a_copy(monkeypatch):
+    monkeypatch.setattr(Bench, "on_cuda", True)
+    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
+    bench, fields = ops.with_yardstick(CPU, quick=True)
+    # a MiB is read and written in 2 ms
+    assert bench.copy == fields["copy_rate"] == 2**21 / 2e-3 and fields["yardstick"] == "a copy on the device"
+
+
 def test_peers_that_cannot_are_listed_with_the_reason():
     def raises(operation, inputs, dy):
         raise RuntimeError("needs CUDA\nTraceback ...")

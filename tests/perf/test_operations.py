@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from perf import engine, matrix, operations
+from perf import engine, matrix
 from perf.engine import BOTH, FORWARD, Calls, Implementation, Row
 from perf.matrix import ASKED, check_step, limits_of, make_step, measure_step
 from perf.operations import OPERATIONS, check, make
@@ -283,8 +283,3 @@ def test_a_peer_that_computes_something_else_is_named(run, monkeypatch):
     entries = [entry["peers"]["half"] for row in results["rows"] for entry in row["passes"].values()]
     assert all(entry["off"] == pytest.approx(0.5) for entry in entries)
     assert "half: outputs differ from linrec's by up to 50% of the largest" in printed
-
-
-def test_operations_name_their_checks():
-    for name, found in OPERATIONS.items():
-        assert (found.checked == operations.PARTS) == (name in ("scan", "gate_loop"))
