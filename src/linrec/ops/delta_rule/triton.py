@@ -9,12 +9,12 @@ from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.kernel import Memory
-from linrec.ops.gate_loop import triton as chunks
-from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import kernel, twin
-from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles, contiguous_like
+from linrec.ops.delta_rule.torch import twin
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import power_of_2
+from linrec.ops.matrix import Matrix, Values, kernel
+from linrec.ops.matrix import triton as chunks
+from linrec.ops.matrix.triton import LEAST, Chunks, Tiles, contiguous_like
 
 KERNELS = Kernels("matrix.delta_triton")
 LARGEST = 512

@@ -1,5 +1,6 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,16 +11,54 @@ from torch import Tensor, float64
 
 from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import documented, refuse_split_time
-from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
+from linrec.ops.core.checks import check_precision, check_reset, check_shape, check_tensors, tensor_fields
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import real_dtype, wide, without_autocast
-from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton
-from linrec.ops.gate_loop.inputs import GateLoop, Normalized, matrix_operator
+from linrec.ops.gate_loop import max_headed
 from linrec.ops.gate_loop.reference import gate_loop_reference
-from linrec.ops.gate_loop.torch import attention, chunkwise, elementwise, recurrent
-from linrec.ops.gate_loop.variants import matrix_with_bonus, normalized, with_bonus
+from linrec.ops.gate_loop.torch import GateLoop, Normalized, attention, chunkwise, elementwise, recurrent
+from linrec.ops.gate_loop.variants import (
+    chunkwise_triton,
+    chunkwise_triton_wide,
+    matrix_with_bonus,
+    normalized,
+    recurrent_numba,
+    recurrent_triton,
+    with_bonus,
+)
+from linrec.ops.matrix import (
+    canonical_gate,
+    check_queries_and_keys,
+    check_values,
+    matrix_operator,
+    numba,
+    segments,
+)
+from linrec.ops.matrix.triton import steps_entry
 
 __all__ = ["NORMALIZED", "OPERATOR", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
+
+
+def _canonical(given: GateLoop) -> GateLoop:
+    """Check the inputs, and reshape gates to four axes."""
+    q, k, v, log_decay, phase, bonus, state, reset = given
+    check_queries_and_keys(q, k)
+    check_values(v, q)
+    check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
+    check_precision("bonus", bonus, q, "q")
+    log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
+    return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
+
+
+def _canonical_of_normalized(given: Normalized) -> Normalized:
+    """Check the inputs, and reshape gates to four axes."""
+    q, floor, inputs = given.q, given.floor, _canonical(GateLoop(*given[:8]))
+    if isinstance(floor, Tensor):
+        check_shape("floor", floor, "(b, t, h)", q.shape[:3], "Pass a number, or one per step and head.")
+        check_precision("floor", floor, q, "q")
+    elif not 0 < floor < math.inf:
+        raise ValueError(f"`floor` must be positive and finite; got {floor}. It prevents division by zero.")
+    return Normalized(*inputs, floor, given.signed)
 
 
 def _one_step(given: Any) -> bool:
@@ -72,15 +111,15 @@ def _by_scan(mode: str, name: str, **options: Any) -> Backend:
 
 
 def _chunkwise(run: Callable[..., Any]) -> Backend:
-    run = with_bonus(run, triton.chunkwise_wide)
+    run = with_bonus(run, chunkwise_triton_wide)
     return Backend("chunkwise", "triton", run, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False)
 
 
-_CHUNKWISE = _chunkwise(triton.chunkwise)
+_CHUNKWISE = _chunkwise(chunkwise_triton)
 BACKENDS = (
-    triton.steps_entry(with_bonus(triton.recurrent), _plain_step),
+    steps_entry(with_bonus(recurrent_triton), _plain_step),
     _entry(
-        "recurrent", "numba", numba.recurrent, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
+        "recurrent", "numba", recurrent_numba, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
     ),
     # a single step has nothing to parallelise
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
@@ -96,17 +135,17 @@ BACKENDS = (
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
+OPERATOR = matrix_operator("gate_loop", GateLoop, _canonical, BACKENDS)
 
 
 # without rounding of the outputs, for `normalized_gate_loop`
-_WIDE_CHUNKWISE = _chunkwise(triton.chunkwise_wide)
+_WIDE_CHUNKWISE = _chunkwise(chunkwise_triton_wide)
 _WIDE_BACKENDS = [
     _WIDE_CHUNKWISE if entry is _CHUNKWISE else replace(entry, widen=True) for entry in BACKENDS
 ]
-_WIDE = matrix_operator("gate_loop", GateLoop, inputs.canonical, _WIDE_BACKENDS, wide=True)
+_WIDE = matrix_operator("gate_loop", GateLoop, _canonical, _WIDE_BACKENDS, wide=True)
 NORMALIZED = matrix_operator(
-    "normalized_gate_loop", Normalized, inputs.canonical_of_normalized,
+    "normalized_gate_loop", Normalized, _canonical_of_normalized,
     [normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
 )  # fmt: skip
 PAIRS = OPERATOR.pairs
@@ -327,7 +366,7 @@ def gate_loop_matrix(
     check_tensors(given, _TENSORS, "q")
     refuse_split_time("gate_loop_matrix")
     # the matrix does not depend on the values
-    given = inputs.canonical(given._replace(v=q.real if q.is_complex() else q))
+    given = _canonical(given._replace(v=q.real if q.is_complex() else q))
     check_reset(reset, q)
     precision = real_dtype(q.dtype)
     b, t, h, _ = q.shape

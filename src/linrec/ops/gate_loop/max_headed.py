@@ -13,10 +13,10 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import Memory, add_up
 from linrec.ops.core.precision import accumulation, wide
-from linrec.ops.gate_loop.inputs import GateLoop, Values
-from linrec.ops.gate_loop.torch import elementwise, kernel
+from linrec.ops.gate_loop.torch import GateLoop, elementwise
 from linrec.ops.kernels import Kernels, launch
 from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, real, run_tiled
+from linrec.ops.matrix import Values, kernel
 
 NUMBA = Kernels("elementwise.numba")
 TRITON = Kernels("elementwise.max_headed_triton")

@@ -33,7 +33,7 @@ def strided(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Load elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it.
 
-    LAYOUTS[WHICH] is the pair of its strides of steps and heads; see `Layout` in `gate_loop.triton`.
+    LAYOUTS[WHICH] is the pair of its strides of steps and heads; see `Layout` in `linrec.ops.matrix.triton`.
     """
     rows = (b.to(tl.int64) * TIME + steps) * LAYOUTS[WHICH][0] + h * LAYOUTS[WHICH][1]
     inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]

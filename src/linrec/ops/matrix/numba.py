@@ -5,16 +5,15 @@ a gradient is needed, a state per chunk of steps is saved; the adjoint recompute
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linrec.ops.core.kernel import Memory
-from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import kernel, twin
-from linrec.ops.gate_loop.variants import in_real_form
 from linrec.ops.kernels import Kernels, launch
+from linrec.ops.matrix import Matrix, Values, kernel
 
 KERNELS = Kernels("matrix.numba")
 ABOUT = "a loop over time, with states in the caches of threads"
@@ -91,5 +90,5 @@ def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
     return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
 
 
-matrix_recurrence = kernel("matrix_recurrence_numba", Matrix, twin, _kept, _forward, _adjoint)
-recurrent = in_real_form(matrix_recurrence)
+recurrent = partial(kernel, inputs=Matrix, kept=_kept, forward=_forward, adjoint=_adjoint)
+"""Returns the kernel of an operator, from its `name` and its `twin`; see `linrec.ops.matrix.kernel`."""
