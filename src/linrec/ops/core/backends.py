@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from linrec.errors import unknown
-from linrec.ops.core.kernel import differentiated
+from linrec.ops.core.kernel import In, differentiated
 from linrec.ops.core.machine import exporting, refusal, usable
 
 Pair = tuple[str, str]
 """(mode, backend): the algorithm, and its implementation."""
 
 
-def always(inputs: Any) -> bool:
+def always(inputs: object) -> bool:
     """Return True: a condition for backends that accept all inputs."""
     return True
 
 
-def never(inputs: Any) -> bool:
+def never(inputs: object) -> bool:
     """Return False: a condition for backends that `"auto"` never chooses."""
     return False
 
@@ -27,7 +27,7 @@ WITHOUT_RESET: Any = {"accepts": lambda given: given.reset is None, "requires": 
 
 
 @dataclass(frozen=True)
-class Backend:
+class Backend(Generic[In]):
     """An implementation of an operator: an entry of its table.
 
     Attributes:
@@ -47,29 +47,29 @@ class Backend:
 
     mode: str
     name: str
-    run: Callable[[Any], Any]
+    run: Callable[[In], Any]
     about: str
     kernel: str = ""
-    accepts: Callable[[Any], bool] = always
+    accepts: Callable[[In], bool] = always
     requires: str = ""
-    auto: Callable[[Any], bool] = always
+    auto: Callable[[In], bool] = always
     differentiable: bool = True
     widen: bool = True
 
 
-def pairs(backends: Sequence[Backend]) -> tuple[Pair, ...]:
+def pairs(backends: Sequence[Backend[Any]]) -> tuple[Pair, ...]:
     """Return the distinct (mode, backend) pairs of a table."""
     return tuple(dict.fromkeys((entry.mode, entry.name) for entry in backends))
 
 
-def table(backends: Sequence[Backend], indent: str = "    ") -> str:
+def table(backends: Sequence[Backend[Any]], indent: str = "    ") -> str:
     """Return the table in Markdown, for docstrings."""
     rows = [("mode", "backend", "implementation"), ("---", "---", "---")]
     rows += [(entry.mode, entry.name, entry.about) for entry in backends]
     return f"\n{indent}".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
+def check_mode(op_name: str, backends: Sequence[Backend[Any]], mode: str) -> None:
     """Raise ValueError for an unknown mode; the message gives the nearest mode."""
     modes = ["auto", *dict.fromkeys(entry.mode for entry in backends)]
     if mode not in modes:
@@ -77,8 +77,8 @@ def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
 
 
 def choose(
-    op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
-) -> Backend:
+    op_name: str, backends: Sequence[Backend[In]], inputs: In, device_type: str, mode: str, backend: str
+) -> Backend[In]:
     """Return the backend that runs a call.
 
     It is the first entry of the table with the given mode and backend that can run on this machine, accepts
@@ -125,7 +125,7 @@ def _can_run(op_name: str, backend: str, device_type: str, *, named: bool) -> bo
 
 
 def _refused(
-    op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
+    op_name: str, backends: Sequence[Backend[In]], inputs: In, device_type: str, mode: str, backend: str
 ) -> str:
     """Return the reason why no entry of the table can run the call."""
     check_mode(op_name, backends, mode)

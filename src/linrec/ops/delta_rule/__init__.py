@@ -45,7 +45,7 @@ def _canonical(given: DeltaRule) -> DeltaRule:
     return DeltaRule(q, k, v, beta, canonical_gate("log_decay", log_decay, q), state, reset)
 
 
-def _on_cores(given: Any) -> bool:
+def _on_cores(given: DeltaRule) -> bool:
     # these kernels have no tensor-core products in float64, but torch has
     return given.q.shape[1] > 1 and given.q.dtype != float64
 
@@ -56,7 +56,7 @@ _SMALL_KEYS: Any = {
     "requires": f"keys of at most {triton.LARGEST} channels",
 }
 recurrent_numba = numba.recurrent("delta_rule_recurrent_numba", twin=twin)
-BACKENDS = (
+BACKENDS: tuple[Backend[DeltaRule], ...] = (
     steps_entry(lambda given: steps(Steps(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
     Backend("chunkwise", "triton", triton.chunkwise, _ON_CORES, auto=_on_cores, widen=False, **_SMALL_KEYS),
     Backend("recurrent", "numba", lambda given: recurrent_numba(Matrix(*given))[:2], numba.ABOUT),

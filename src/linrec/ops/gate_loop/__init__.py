@@ -1,7 +1,6 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from linrec.ops.gate_loop import max_headed
 from linrec.ops.gate_loop.reference import gate_loop_reference
 from linrec.ops.gate_loop.torch import GateLoop, Normalized, attention, chunkwise, elementwise, recurrent
 from linrec.ops.gate_loop.variants import (
+    Run,
     chunkwise_triton,
     chunkwise_triton_wide,
     matrix_with_bonus,
@@ -61,62 +61,62 @@ def _canonical_of_normalized(given: Normalized) -> Normalized:
     return Normalized(*inputs, floor, given.signed)
 
 
-def _one_step(given: Any) -> bool:
+def _one_step(given: GateLoop) -> bool:
     return given.q.shape[1] <= 1
 
 
-def _one_channel(given: Any) -> bool:
+def _one_channel(given: GateLoop) -> bool:
     """Return whether heads have a single channel, so that the state is as small as k and v."""
     return given.q.shape[-1] == given.v.shape[-1] == 1
 
 
-def _matrices(given: Any) -> bool:
+def _matrices(given: GateLoop) -> bool:
     return not _one_channel(given)
 
 
-def _plain(given: Any) -> bool:
+def _plain(given: GateLoop) -> bool:
     """Return whether there are no phases, no complex keys and no bonus."""
     return given.phase is None and given.bonus is None and not given.k.is_complex()
 
 
-def _on_cores(given: Any) -> bool:
+def _on_cores(given: GateLoop) -> bool:
     # torch has tensor-core products in float64, Triton does not
     return _matrices(given) and given.v.dtype != float64
 
 
-def _plain_step(given: Any) -> bool:
+def _plain_step(given: GateLoop) -> bool:
     return _one_step(given) and given.bonus is None and _on_cores(given)
 
 
-def _by_loop(given: Any) -> bool:
+def _by_loop(given: GateLoop) -> bool:
     return not _one_step(given) or _plain(given)
 
 
 _PAIRS = "pairs of steps within chunks, the recurrence between them"
 
 
-def _entry(mode: str, name: str, run: Callable[..., Any], about: str, **options: Any) -> Backend:
+def _entry(mode: str, name: str, run: Run, about: str, **options: Any) -> Backend[GateLoop]:
     return Backend(mode, name, with_bonus(run), about, **options)
 
 
-def _max_headed(mode: str, name: str, run: Callable[..., Any], **options: Any) -> Backend:
+def _max_headed(mode: str, name: str, run: Run, **options: Any) -> Backend[GateLoop]:
     about = "heads of one channel and real q and k: one fused kernel"
     return _entry(mode, name, run, about, kernel="max-headed", accepts=max_headed.takes, **options)
 
 
-def _by_scan(mode: str, name: str, **options: Any) -> Backend:
+def _by_scan(mode: str, name: str, **options: Any) -> Backend[GateLoop]:
     run = partial(elementwise, mode=mode, backend=name)
     about = "`scan` with one channel per entry of the state, which it keeps for every step"
     return _entry(mode, name, run, about, kernel="elementwise", **options)
 
 
-def _chunkwise(run: Callable[..., Any]) -> Backend:
+def _chunkwise(run: Run) -> Backend[GateLoop]:
     run = with_bonus(run, chunkwise_triton_wide)
     return Backend("chunkwise", "triton", run, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False)
 
 
 _CHUNKWISE = _chunkwise(chunkwise_triton)
-BACKENDS = (
+BACKENDS: tuple[Backend[GateLoop], ...] = (
     steps_entry(with_bonus(recurrent_triton), _plain_step),
     _entry(
         "recurrent", "numba", recurrent_numba, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
@@ -372,7 +372,7 @@ def gate_loop_matrix(
     b, t, h, _ = q.shape
     if 0 in q.shape:
         return q.new_zeros(b, h, t, t, dtype=precision)
-    gates = {"q": q, "k": k, "log_decay": given.log_decay, "phase": given.phase}
+    gates: dict[str, Any] = {"q": q, "k": k, "log_decay": given.log_decay, "phase": given.phase}
     if reset is not None:
         isolation = Isolation(documents(reset))
         gates |= isolation.entered(gates, begin=0)

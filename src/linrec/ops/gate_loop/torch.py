@@ -133,10 +133,16 @@ def _in_chunks(given: GateLoop, chunk: int) -> Result:
     return segments.joined(y, t).transpose(1, 2), state
 
 
-attention = isolated(lambda given: _in_chunks(given, given.q.shape[1]))
-"""All pairs of steps at once (eq. 14-21): O(t^2), with a single chunk."""
-chunkwise = isolated(lambda given: _in_chunks(given, CHUNK))
-"""Pairs of steps within chunks (eq. 21), and a recurrence over chunks (eq. 7)."""
+@isolated
+def attention(given: GateLoop) -> Result:
+    """Run all pairs of steps at once (eq. 14-21): O(t^2), with a single chunk."""
+    return _in_chunks(given, given.q.shape[1])
+
+
+@isolated
+def chunkwise(given: GateLoop) -> Result:
+    """Run pairs of steps within chunks (eq. 21), and a recurrence over chunks (eq. 7)."""
+    return _in_chunks(given, CHUNK)
 
 
 def _total(gate: Tensor | None) -> Tensor | None:

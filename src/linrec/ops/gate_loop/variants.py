@@ -157,7 +157,7 @@ def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False, wi
     return isolated(backend) if weighs_pairs else backend
 
 
-def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> Backend:
+def normalized(entry: Backend[GateLoop], run: Callable[[GateLoop, str, str], Result]) -> Backend[Normalized]:
     """Return the backend of `normalized_gate_loop` that runs an entry of `gate_loop`'s table.
 
     A quotient of rounded numbers would be rounded three times, so the outputs of `run` are not rounded.
@@ -185,7 +185,9 @@ def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> B
         size = total.abs().clamp(min=least)
         return numerator / (torch.where(total < 0, -size, size) if signed else size), last
 
-    return replace(entry, run=backend)
+    # its conditions read only fields that both kinds of inputs have
+    plain: Any = entry
+    return replace(plain, run=backend)
 
 
 def _in_heads(given: GateLoop) -> GateLoop:

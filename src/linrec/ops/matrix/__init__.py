@@ -9,7 +9,7 @@ from torch import Tensor
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import Operator, Space
 from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported, name_of
-from linrec.ops.core.kernel import Differentiable, Memory, by_autograd, kernel_op, like
+from linrec.ops.core.kernel import Differentiable, Gradients, In, Memory, by_autograd, kernel_op, like
 from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
 
 
@@ -50,14 +50,14 @@ class Values(NamedTuple):
 
 
 def matrix_operator(
-    name: str, inputs: Any, canonical: Any, backends: Sequence[Backend], *, columns: int = 0,
-    wide: bool = False, **options: Any
-) -> Operator:  # fmt: skip
+    name: str, inputs: type[In], canonical: Callable[[In], In], backends: Sequence[Backend[In]], *,
+    columns: int = 0, wide: bool = False, **options: Any
+) -> Operator[In]:  # fmt: skip
     """Return an operator whose output is like `v` and whose state has `columns` more columns than `v`.
 
     With `wide`, the output has the accumulation dtype.
     """
-    turns = "phase" in inputs._fields
+    turns = "phase" in inputs._fields  # type: ignore[attr-defined]
 
     def output(given: Any) -> Space:
         return given.v.shape, accumulation(given.v.dtype) if wide else given.v.dtype
@@ -67,24 +67,27 @@ def matrix_operator(
         is_complex = turns and (given.phase is not None or given.k.is_complex())
         return (b, h, dk, given.v.shape[-1] + columns), COMPLEX[dtype] if is_complex else dtype
 
+    def is_empty(given: Any) -> bool:
+        return 0 in given.q.shape
+
     axes = f"(b, h, dk, dv + {columns})" if columns else "(b, h, dk, dv)"
     return Operator(
         name, inputs, "q", canonical, output, axes, state, backends,
-        is_empty=lambda given: 0 in given.q.shape,
+        is_empty=is_empty,
         empty=lambda batch, h, dk, dv, **like: torch.zeros(batch, h, dk, dv + columns, **like), **options,
     )  # fmt: skip
 
 
 def kernel(
     name: str,
-    inputs: type[Any],
-    twin: Callable[[Any], tuple[Tensor, Tensor]],
-    kept: Any,
-    forward: Any,
-    adjoint: Any,
+    inputs: type[In],
+    twin: Callable[[In], tuple[Tensor, Tensor]],
+    kept: Callable[[In, bool], Memory],
+    forward: Callable[[Values, In], None],
+    adjoint: Callable[[Gradients, In, Values, Values], None],
     *,
     output: Callable[[Any], Memory | Tensor] = lambda given: like(given.v),
-) -> Differentiable[Any, Values]:
+) -> Differentiable[In, Values]:
     """Return a kernel with outputs `Values` and its adjoint as a function; see `kernel_op`.
 
     `kept` returns the memory of the output that is saved for the adjoint, and `output` the memory of y.

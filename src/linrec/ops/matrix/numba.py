@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory
+from linrec.ops.core.kernel import Gradients, Memory
 from linrec.ops.kernels import Kernels, launch
 from linrec.ops.matrix import Matrix, Values, kernel
 
@@ -41,7 +41,7 @@ def _forward(out: Values, given: Matrix) -> None:
     work.run(KERNELS, "forward", *arrays, chunk_size(given.q, given.v), work.width)
 
 
-def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     starts, work = kept.kept, _lanes(given.q, given.v)
     out.state.copy_(d.last)
     dq, dk = _parts(out.q, work.blocks), _parts(out.k, work.blocks)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import Memory, Space, forward_op, like
+from linrec.ops.core.kernel import Gradients, In, Memory, Space, forward_op, like
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
@@ -124,7 +124,7 @@ steps = forward_op(
 )  # fmt: skip
 
 
-def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any], bool]) -> Backend:
+def steps_entry(run: Callable[[In], tuple[Tensor, Tensor]], auto: Callable[[In], bool]) -> Backend[In]:
     """Return the entry of `steps` for a table."""
     about = "the loop in one kernel, without gradients"
     return Backend("recurrent", "triton", run, about, auto=auto, differentiable=False, widen=False)
@@ -360,7 +360,7 @@ def _forward(out: Values, given: Matrix) -> None:
     call.mixed(out.y, call.v, out.kept, states, read=read if weighed else None)
 
 
-def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     """Fill the gradients.
 
     The states before the chunks are recomputed: saving them would need as much memory as q, k, v and y.
