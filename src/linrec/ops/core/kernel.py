@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from linrec.ops.core.ambient import Ambient
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import Ambient, exporting
 
 In = TypeVar("In", bound=tuple)
 Out = TypeVar("Out", bound=tuple)

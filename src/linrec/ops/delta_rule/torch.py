@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.checks import State
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.loop import matrix_product, recurrence
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import widened
 from linrec.ops.matrix import Matrix, segments
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.kernel import Gradients, Memory
 from linrec.ops.delta_rule.torch import twin
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import power_of_2
+from linrec.ops.kernels.launch import Kernels, power_of_2
 from linrec.ops.matrix import Matrix, Values, kernel
 from linrec.ops.matrix import triton as chunks
 from linrec.ops.matrix.triton import LEAST, Chunks, Tiles, contiguous_like

@@ -14,8 +14,8 @@ from torch import Tensor
 from linrec.ops.core.kernel import Gradients, Memory, add_up
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.gate_loop.torch import GateLoop, elementwise
-from linrec.ops.kernels import Kernels, launch
-from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, real, run_tiled
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels, Tiling, grouping, mask, n_tiles, real, run_tiled
 from linrec.ops.matrix import Values, kernel
 
 NUMBA = Kernels("elementwise.numba")

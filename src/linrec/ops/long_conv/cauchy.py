@@ -16,8 +16,7 @@ from linrec.ops.core.ambient import checkpointed
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
 from linrec.ops.core.precision import COMPLEX, in_double, real_dtype
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+from linrec.ops.kernels.launch import Kernels, on_device, pairs, power_of_2
 from linrec.ops.long_conv.powers import Sums, made_by
 
 KERNELS = Kernels("fft.triton")

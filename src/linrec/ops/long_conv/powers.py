@@ -18,8 +18,7 @@ from linrec.ops.core.backends import Backend, choose
 from linrec.ops.core.checks import check_axes, check_dtype, check_shape, check_tensors, tensor_fields
 from linrec.ops.core.kernel import Differentiable, Memory, kernel_op
 from linrec.ops.core.precision import COMPLEX, in_double, real_dtype, without_autocast
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+from linrec.ops.kernels.launch import Kernels, on_device, pairs, power_of_2
 from linrec.rules import at_least, typed
 
 KERNELS = Kernels("fft.triton")

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import NOTHING, Differentiable, kernel_op, like
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device
+from linrec.ops.kernels.launch import Kernels, on_device
 from linrec.ops.long_conv.torch import BESIDE, Convolution, Convolved, gradients_by, pieces, plain, size_of
 
 KERNELS = Kernels("fft.triton")

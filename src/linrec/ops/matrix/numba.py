@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.kernel import Gradients, Memory
-from linrec.ops.kernels import Kernels, launch
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels
 from linrec.ops.matrix import Matrix, Values, kernel
 
 KERNELS = Kernels("matrix.numba")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core import loop
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.precision import real_dtype
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)

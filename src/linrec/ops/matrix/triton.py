@@ -12,8 +12,7 @@ from torch.nn import functional
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.kernel import Gradients, In, Memory, Space, forward_op, like
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2
 from linrec.ops.matrix import Matrix, Values, kernel
 
 KERNELS, GATES = Kernels("matrix.triton"), Kernels("matrix.gates_triton")

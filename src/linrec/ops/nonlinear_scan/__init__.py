@@ -4,10 +4,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.compiler import disable, is_compiling
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.checks import check_dtype, check_supported, name_of
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import REAL, accumulation
 from linrec.ops.nonlinear_scan.adjoint import adjoint, pays, takes
 from linrec.ops.nonlinear_scan.newton import DIRECTIONS, newton

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import NOTHING, Gradients, Space, add_up, like, terms
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels, launch
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels
 from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.numba")

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import NOTHING, Gradients, Space, add_up, like, terms
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, power_of_2, real, run_tiled
+from linrec.ops.kernels.launch import Kernels, Tiling, grouping, mask, n_tiles, power_of_2, real, run_tiled
 from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.scan_triton")

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from linrec.ops.core.kernel import add_up, terms
-from linrec.ops.kernels import Kernels, launch
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels
 from linrec.ops.selective_scan.torch import Outputs, kernel, outputs
 
 CHUNK = 32

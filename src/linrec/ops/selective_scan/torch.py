@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.kernel import NOTHING, Differentiable, Memory, Space, by_autograd, kernel_op, like
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import wide
 from linrec.ops.scan import torch as scan
 

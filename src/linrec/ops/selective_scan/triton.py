@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.kernel import Space, add_up, like, terms
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2, real, row_stride
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2, real, row_stride
 from linrec.ops.scan import triton as scan
 from linrec.ops.scan.torch import Scan
 from linrec.ops.selective_scan.torch import Outputs, gradients, kernel, outputs

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.kernel import Memory, Space, add_up, allocated, by_autograd, kernel_op, like
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2, row_stride
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2, row_stride
 from linrec.ops.short_conv.torch import ShortConv, filtered, last_inputs
 
 KERNELS = Kernels("elementwise.short_conv_triton")
