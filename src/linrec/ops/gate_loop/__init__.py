@@ -92,7 +92,7 @@ def _by_loop(given: GateLoop) -> bool:
     return not _one_step(given) or _plain(given)
 
 
-_PAIRS = "pairs of steps within chunks, the recurrence between them"
+_IN_CHUNKS = "pairs of steps within chunks, the recurrence between them"
 
 
 def _entry(mode: str, name: str, run: Run, about: str, **options: Any) -> Backend[GateLoop]:
@@ -112,7 +112,7 @@ def _by_scan(mode: str, name: str, **options: Any) -> Backend[GateLoop]:
 
 def _chunkwise(run: Run) -> Backend[GateLoop]:
     run = with_bonus(run, chunkwise_triton_wide)
-    return Backend("chunkwise", "triton", run, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False)
+    return Backend("chunkwise", "triton", run, f"{_IN_CHUNKS}, on tensor cores", auto=_on_cores, widen=False)
 
 
 _CHUNKWISE = _chunkwise(chunkwise_triton)
@@ -131,7 +131,7 @@ BACKENDS: tuple[Backend[GateLoop], ...] = (
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
     _CHUNKWISE,
     # memory for one state per chunk, not per step
-    _entry("chunkwise", "torch", chunkwise, _PAIRS, auto=_matrices),
+    _entry("chunkwise", "torch", chunkwise, _IN_CHUNKS, auto=_matrices),
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )
@@ -148,7 +148,6 @@ NORMALIZED = matrix_operator(
     "normalized_gate_loop", Normalized, _canonical_of_normalized,
     [normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
 )  # fmt: skip
-PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

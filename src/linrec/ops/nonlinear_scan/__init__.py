@@ -115,7 +115,6 @@ OPERATOR = Operator(
         ),
     ),
 )
-PAIRS = OPERATOR.pairs
 
 
 def leaves_graph(x: Tensor, mode: str, otherwise: str = "error") -> bool:
