@@ -1,4 +1,4 @@
-"""What surrounds a call: values that contexts set for the calls of their own thread, and torch.export."""
+"""Surroundings of a call: values that contexts set for the calls of their own thread, and torch.export."""
 
 import contextvars
 import threading

@@ -1,4 +1,4 @@
-"""What `gate_loop` and `delta_rule` share: the checks of their inputs, and the inputs of their kernels."""
+"""Checks of the inputs that `gate_loop` and `delta_rule` share, and the inputs of their kernels."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
