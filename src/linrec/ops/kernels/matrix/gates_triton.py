@@ -202,19 +202,9 @@ def summed(which, x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def of_level(  # type: ignore[no-untyped-def]
-    first,
-    decays,
-    b,
-    h,
-    chunk,
-    TIME,
-    columns,
-    level,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EXACT: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    first, decays, b, h, chunk, TIME, columns, level,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Return factors (CHUNK, columns) of pairs that are separated at a multiple of L = 2^level.
 
     In right blocks, the factor is the decay from the end of the left block up to the step. In left blocks, it
