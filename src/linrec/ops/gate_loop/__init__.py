@@ -13,19 +13,10 @@ from linrec.ops.core.call import documented, refuse_split_time
 from linrec.ops.core.checks import check_precision, check_reset, check_shape, check_tensors, tensor_fields
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import real_dtype, wide, without_autocast
-from linrec.ops.gate_loop import max_headed
+from linrec.ops.gate_loop import max_headed, variants
 from linrec.ops.gate_loop.reference import gate_loop_reference
 from linrec.ops.gate_loop.torch import GateLoop, Normalized, attention, chunkwise, elementwise, recurrent
-from linrec.ops.gate_loop.variants import (
-    Run,
-    chunkwise_triton,
-    chunkwise_triton_wide,
-    matrix_with_bonus,
-    normalized,
-    recurrent_numba,
-    recurrent_triton,
-    with_bonus,
-)
+from linrec.ops.gate_loop.variants import Run, recurrent_numba, with_bonus
 from linrec.ops.matrix import (
     canonical_gate,
     check_queries_and_keys,
@@ -111,15 +102,21 @@ def _by_scan(mode: str, name: str, **options: Any) -> Backend[GateLoop]:
 
 
 def _chunkwise(run: Run) -> Backend[GateLoop]:
-    run = with_bonus(run, chunkwise_triton_wide)
+    run = with_bonus(run, variants.chunkwise_triton_wide)
     return Backend("chunkwise", "triton", run, f"{_IN_CHUNKS}, on tensor cores", auto=_on_cores, widen=False)
 
 
-_CHUNKWISE = _chunkwise(chunkwise_triton)
+_CHUNKWISE = _chunkwise(variants.chunkwise_triton)
 BACKENDS: tuple[Backend[GateLoop], ...] = (
-    steps_entry(with_bonus(recurrent_triton), _plain_step),
+    steps_entry(with_bonus(variants.recurrent_triton), _plain_step),
     _entry(
-        "recurrent", "numba", recurrent_numba, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
+        "recurrent",
+        "numba",
+        recurrent_numba,
+        numba.ABOUT,
+        kernel="matrix",
+        accepts=_matrices,
+        auto=_by_loop,
     ),
     # a single step has nothing to parallelise
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
@@ -139,14 +136,14 @@ OPERATOR = matrix_operator("gate_loop", GateLoop, _canonical, BACKENDS)
 
 
 # without rounding of the outputs, for `normalized_gate_loop`
-_WIDE_CHUNKWISE = _chunkwise(chunkwise_triton_wide)
+_WIDE_CHUNKWISE = _chunkwise(variants.chunkwise_triton_wide)
 _WIDE_BACKENDS = [
     _WIDE_CHUNKWISE if entry is _CHUNKWISE else replace(entry, widen=True) for entry in BACKENDS
 ]
 _WIDE = matrix_operator("gate_loop", GateLoop, _canonical, _WIDE_BACKENDS, wide=True)
 NORMALIZED = matrix_operator(
     "normalized_gate_loop", Normalized, _canonical_of_normalized,
-    [normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
+    [variants.normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
 )  # fmt: skip
 
 
@@ -382,7 +379,7 @@ def gate_loop_matrix(
         if bonus is None:
             matrix = segments.matrix(q, k, log_decay, phase)
         else:
-            matrix = matrix_with_bonus(q, k, log_decay, phase, reset, bonus)
+            matrix = variants.matrix_with_bonus(q, k, log_decay, phase, reset, bonus)
     if reset is not None:
         matrix = isolation.leave(matrix.transpose(1, 2), begin=0).transpose(1, 2)
     return matrix.to(precision)
