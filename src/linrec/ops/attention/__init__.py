@@ -128,6 +128,7 @@ def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = 
 GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t^2)", widen=True)
 # not widened, because the inputs' dtype selects torch's kernel
 SOFTMAX = _operator("softmax_attention", ["softmax"], "torch's fused kernels, O(t^2), or O(t window)")
+PAIRS = SOFTMAX.pairs
 LAPLACE = _operator("laplace_attention", list(WEIGHERS), "all pairs of steps, O(t^2), or O(t window)")
 OPERATORS = (GATE_LOOP, SOFTMAX, LAPLACE)
 

@@ -68,6 +68,7 @@ BACKENDS: tuple[Backend[DeltaRule], ...] = (
     Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
 )
 OPERATOR = matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -44,6 +44,7 @@ OPERATOR = model(
     backends=backends(recurrence, convolution, dense_ssm_reference),
     is_empty=lambda given: given.B.shape[-1] == 0,
 )
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

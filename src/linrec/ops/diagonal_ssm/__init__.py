@@ -43,6 +43,7 @@ def _reference(given: DiagonalSSM) -> tuple[Tensor, Tensor]:
 
 _BACKENDS = [*backends(in_torch.convolution, recurrence), oracle(_reference)]
 OPERATOR = model("diagonal_ssm", DiagonalSSM, canonical=_canonical, backends=_BACKENDS, composed=True)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

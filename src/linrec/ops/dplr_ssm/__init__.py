@@ -29,6 +29,7 @@ def _canonical(given: DPLRSSM) -> DPLRSSM:
 
 _BACKENDS = backends(recurrence, convolution, dplr_ssm_reference)
 OPERATOR = model("dplr_ssm", DPLRSSM, canonical=_canonical, backends=_BACKENDS)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

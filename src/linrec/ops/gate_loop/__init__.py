@@ -110,13 +110,7 @@ _CHUNKWISE = _chunkwise(variants.chunkwise_triton)
 BACKENDS: tuple[Backend[GateLoop], ...] = (
     steps_entry(with_bonus(variants.recurrent_triton), _plain_step),
     _entry(
-        "recurrent",
-        "numba",
-        recurrent_numba,
-        numba.ABOUT,
-        kernel="matrix",
-        accepts=_matrices,
-        auto=_by_loop,
+        "recurrent", "numba", recurrent_numba, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
     ),
     # a single step has nothing to parallelise
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
@@ -145,6 +139,7 @@ NORMALIZED = matrix_operator(
     "normalized_gate_loop", Normalized, _canonical_of_normalized,
     [variants.normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
 )  # fmt: skip
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -101,6 +101,7 @@ OPERATOR = Operator(
     "long_conv", LongConv, "u", _canonical, lambda given: (given.u.shape, given.u.dtype), "(b, s, d)",
     state=None, backends=BACKENDS,
 )  # fmt: skip
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -115,6 +115,7 @@ OPERATOR = Operator(
         ),
     ),
 )
+PAIRS = OPERATOR.pairs
 
 
 def leaves_graph(x: Tensor, mode: str, otherwise: str = "error") -> bool:

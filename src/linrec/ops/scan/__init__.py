@@ -82,6 +82,7 @@ BACKENDS = (
 )
 # zeros=False: a missing state is cheaper than zeros
 OPERATOR = Operator("scan", Scan, "x", _canonical, _output, "(b, c)", _state, BACKENDS, zeros=False)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -98,6 +98,7 @@ BACKENDS = (
     Backend("recurrent", "reference", selective_scan_reference, "a loop over time: the oracle", auto=never),
 )
 OPERATOR = Operator("selective_scan", Selective, "x", _canonical, _output, "(b, c, n)", _state, BACKENDS)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -60,6 +60,7 @@ OPERATOR = Operator(
     "short_conv", ShortConv, "x", _canonical, _output, "(b, width - 1, c)", _state, BACKENDS,
     empty=lambda batch, width, c, **like: zeros(batch, max(width - 1, 0), c, **like),
 )  # fmt: skip
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)
