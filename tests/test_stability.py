@@ -75,3 +75,13 @@ def test_the_library_does_without_the_laboratory() -> None:
     for path in library:
         wrong = [name for name in imported(package / path) if re.match(r"linrec\.(lab|cli)\b", name)]
         assert not wrong, f"{path} imports {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize(
+    ("room", "others"),
+    [("matrix", "gate_loop|delta_rule"), ("gate_loop", "delta_rule"), ("delta_rule", "gate_loop")],
+)
+def test_operators_with_matrix_states_share_without_a_circle(room: str, others: str) -> None:
+    for path in (ROOT / "src/linrec/ops" / room).glob("*.py"):
+        wrong = [name for name in imported(path) if re.match(rf"linrec\.ops\.({others})\b", name)]
+        assert not wrong, f"{path} imports {', '.join(wrong)}"

@@ -27,7 +27,7 @@ from linrec.ops.attention.cache import (
 from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.core.kernel import by_autograd, differentiated
-from linrec.ops.gate_loop import segments
+from linrec.ops.matrix import segments
 from linrec.trees import replaced
 
 # shorter blocks do not occupy a GPU

@@ -20,7 +20,7 @@ from types import CodeType
 import torch
 from torch import Tensor
 
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import exporting
 
 BLOCK = 8
 ROUNDS = 27

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,13 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import Memory, Space, forward_op, like
+from linrec.ops.core.kernel import Gradients, In, Memory, Space, forward_op, like
 from linrec.ops.core.precision import accumulation
-from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
-from linrec.ops.gate_loop.torch import kernel, twin
-from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2
+from linrec.ops.matrix import Matrix, Values, kernel
 
 KERNELS, GATES = Kernels("matrix.triton"), Kernels("matrix.gates_triton")
 
@@ -40,6 +38,7 @@ class Outputs(NamedTuple):
     last: Tensor
 
 
+Pair = tuple[Tensor, Tensor]
 Layout = tuple[int, int]
 """Strides of steps and heads of a tensor (b, t, h, d), whose channels are adjacent, as are its batch rows."""
 
@@ -124,18 +123,7 @@ steps = forward_op(
 )  # fmt: skip
 
 
-def recurrent(given: GateLoop) -> tuple[Tensor, Tensor]:
-    """Return y and the last state of `gate_loop`, step by step."""
-    q, k, v, log_decay, phase, _, state, reset = given
-    return steps(Steps(_in_parts(q), _in_parts(k), v, None, log_decay, state, reset, phase))[:2]
-
-
-def _in_parts(x: Tensor) -> Tensor:
-    """Return complex numbers as pairs of adjacent channels; real numbers as they are."""
-    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
-
-
-def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any], bool]) -> Backend:
+def steps_entry(run: Callable[[In], tuple[Tensor, Tensor]], auto: Callable[[In], bool]) -> Backend[In]:
     """Return the entry of `steps` for a table."""
     about = "the loop in one kernel, without gradients"
     return Backend("recurrent", "triton", run, about, auto=auto, differentiable=False, widen=False)
@@ -371,7 +359,7 @@ def _forward(out: Values, given: Matrix) -> None:
     call.mixed(out.y, call.v, out.kept, states, read=read if weighed else None)
 
 
-def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     """Fill the gradients.
 
     The states before the chunks are recomputed: saving them would need as much memory as q, k, v and y.
@@ -394,7 +382,38 @@ def _output(given: Matrix) -> Space:
     return like(given.v, accumulation(given.v.dtype) if given.wide else None)
 
 
-matrix_chunks = kernel("gate_loop_chunkwise_triton", Matrix, twin, _kept, _forward, _adjoint, output=_output)
+def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) -> Tensor:
+    """Return the gradient of phases.
+
+    The phase of step j rotates all reads at steps n >= j minus the writes there, and the last state.
+
+    Args:
+        q: q of `real_form` (b, t, h, 2 dk), and its gradient.
+        k: likewise.
+        states: the states after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
+        phase: (b or 1, t or 1, h, dk or 1).
+        chunk: number of steps per sum; sums over a long sequence would lose digits.
+    """
+    turned = -_torque(*q) - _torque(*k)
+    going_on = _torque(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
+    batch, time, *channels = turned.shape
+    missing = -time % chunk
+    turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
+    sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
+    # torch.compile expects a tensor without padding
+    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype).contiguous()
+
+
+def _torque(x: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient of an angle that rotates x (..., 2 dk), given as (real, imaginary)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    real, imaginary = x.to(wide).chunk(2, dim=-1)
+    of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
+    return of_imaginary * real - of_real * imaginary
+
+
+chunkwise = partial(kernel, inputs=Matrix, kept=_kept, forward=_forward, adjoint=_adjoint, output=_output)
+"""Returns the kernel of `gate_loop`, from a `name` and its `twin`; see `linrec.ops.matrix.kernel`."""
 
 
 def aligned(run: Callable[[Matrix], Any]) -> Callable[[Matrix], Any]:
@@ -415,8 +434,3 @@ def aligned(run: Callable[[Matrix], Any]) -> Callable[[Matrix], Any]:
         return y[..., :columns], last[..., :columns]
 
     return padded
-
-
-_matrices = aligned(matrix_chunks)
-chunkwise = in_real_form(_matrices, weighs_pairs=True)
-chunkwise_wide = in_real_form(_matrices, weighs_pairs=True, wide_y=True)

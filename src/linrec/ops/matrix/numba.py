@@ -5,16 +5,16 @@ a gradient is needed, a state per chunk of steps is saved; the adjoint recompute
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory
-from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import kernel, twin
-from linrec.ops.gate_loop.variants import in_real_form
-from linrec.ops.kernels import Kernels, launch
+from linrec.ops.core.kernel import Gradients, Memory
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels
+from linrec.ops.matrix import Matrix, Values, kernel
 
 KERNELS = Kernels("matrix.numba")
 ABOUT = "a loop over time, with states in the caches of threads"
@@ -42,7 +42,7 @@ def _forward(out: Values, given: Matrix) -> None:
     work.run(KERNELS, "forward", *arrays, chunk_size(given.q, given.v), work.width)
 
 
-def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     starts, work = kept.kept, _lanes(given.q, given.v)
     out.state.copy_(d.last)
     dq, dk = _parts(out.q, work.blocks), _parts(out.k, work.blocks)
@@ -91,5 +91,5 @@ def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
     return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
 
 
-matrix_recurrence = kernel("matrix_recurrence_numba", Matrix, twin, _kept, _forward, _adjoint)
-recurrent = in_real_form(matrix_recurrence)
+recurrent = partial(kernel, inputs=Matrix, kept=_kept, forward=_forward, adjoint=_adjoint)
+"""Returns the kernel of an operator, from its `name` and its `twin`; see `linrec.ops.matrix.kernel`."""

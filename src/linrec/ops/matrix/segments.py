@@ -13,6 +13,7 @@ summed in float64 and then reduced modulo 2 pi. After some thousand radians a fl
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core import loop
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.precision import real_dtype
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
@@ -220,3 +221,26 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if not x.is_complex():
         return x * cos, x * sin
     return x.real * cos - x.imag * sin, x.real * sin + x.imag * cos
+
+
+def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
+    """Return a = exp(log_decay + i phase)   (eq. 25), or None if both are None."""
+    magnitude = None if log_decay is None else log_decay.exp()
+    if phase is None:
+        return magnitude
+    real, imaginary = phase.cos(), phase.sin()
+    if magnitude is not None:
+        real, imaginary = magnitude * real, magnitude * imaginary
+    # in real arithmetic, which torch.compile fuses, unlike complex arithmetic
+    return torch.complex(real, imaginary)
+
+
+def of_steps(
+    log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, time: int
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the transition of each step, and the mask (b, 1, 1, 1) that clears its state, or Nones."""
+    a = transition(log_decay, phase)
+    # unbind, because the gradient of indexing in a loop would allocate a full-length tensor at every step
+    factors = [None] * time if a is None else a[..., None].expand(-1, time, -1, -1, -1).unbind(1)
+    # masks, because multiplying by zero would let NaN and infinity pass a reset
+    return factors, [None] * time if reset is None else reset[:, :, None, None, None].unbind(1)

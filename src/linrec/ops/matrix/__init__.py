@@ -1,7 +1,6 @@
-"""Inputs of operators with matrix states: checks and canonical form."""
+"""Checks of the inputs that `gate_loop` and `delta_rule` share, and the inputs of their kernels."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,47 +8,9 @@ from torch import Tensor
 
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import Operator, Space
-from linrec.ops.core.checks import State, check_axes, check_precision, check_shape, check_supported, name_of
+from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported, name_of
+from linrec.ops.core.kernel import Differentiable, Gradients, In, Memory, by_autograd, kernel_op, like
 from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
-
-
-class GateLoop(NamedTuple):
-    """Canonical inputs of `gate_loop`.
-
-    Attributes:
-        q: (b, t, h, dk), real or complex.
-        k: (b, t, h, dk), real or complex.
-        v: (b, t, h, dv), real.
-        log_decay: log |a|, None or (b or 1, t or 1, h, dk or 1).
-        phase: arg a in radians, same shapes as `log_decay`.
-        bonus: None or (h, dk).
-        state: S_0 (b, h, dk, dv) in the accumulation dtype, complex if `phase` is given or `k` is complex.
-        reset: None or (b, t) bool.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None
-    phase: Tensor | None
-    bonus: Tensor | None
-    state: State
-    reset: Tensor | None
-
-
-class Normalized(NamedTuple):
-    """Inputs of `normalized_gate_loop`: as in `gate_loop`, with a larger state, a floor and a flag."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None
-    phase: Tensor | None
-    bonus: Tensor | None
-    state: State
-    reset: Tensor | None
-    floor: Tensor | float
-    signed: bool
 
 
 class Matrix(NamedTuple):
@@ -63,7 +24,8 @@ class Matrix(NamedTuple):
         log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
         state: S_0 (b, h, dk, dv).
         reset: None, or (b, t), true if the state is cleared before a step.
-        phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` rotates. The
+        phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of
+            `linrec.ops.gate_loop.variants.real_form` rotates. The
             kernel does not read them, but computes their gradient.
         wide: whether y has the accumulation dtype instead of the dtype of v.
     """
@@ -88,14 +50,14 @@ class Values(NamedTuple):
 
 
 def matrix_operator(
-    name: str, inputs: Any, canonical: Any, backends: Sequence[Backend], *, columns: int = 0,
-    wide: bool = False, **options: Any
-) -> Operator:  # fmt: skip
+    name: str, inputs: type[In], canonical: Callable[[In], In], backends: Sequence[Backend[In]], *,
+    columns: int = 0, wide: bool = False, **options: Any
+) -> Operator[In]:  # fmt: skip
     """Return an operator whose output is like `v` and whose state has `columns` more columns than `v`.
 
     With `wide`, the output has the accumulation dtype.
     """
-    turns = "phase" in inputs._fields
+    turns = "phase" in inputs._fields  # type: ignore[attr-defined]
 
     def output(given: Any) -> Space:
         return given.v.shape, accumulation(given.v.dtype) if wide else given.v.dtype
@@ -105,34 +67,37 @@ def matrix_operator(
         is_complex = turns and (given.phase is not None or given.k.is_complex())
         return (b, h, dk, given.v.shape[-1] + columns), COMPLEX[dtype] if is_complex else dtype
 
+    def is_empty(given: Any) -> bool:
+        return 0 in given.q.shape
+
     axes = f"(b, h, dk, dv + {columns})" if columns else "(b, h, dk, dv)"
     return Operator(
         name, inputs, "q", canonical, output, axes, state, backends,
-        is_empty=lambda given: 0 in given.q.shape,
+        is_empty=is_empty,
         empty=lambda batch, h, dk, dv, **like: torch.zeros(batch, h, dk, dv + columns, **like), **options,
     )  # fmt: skip
 
 
-def canonical(given: GateLoop) -> GateLoop:
-    """Check the inputs, and reshape gates to four axes."""
-    q, k, v, log_decay, phase, bonus, state, reset = given
-    check_queries_and_keys(q, k)
-    check_values(v, q)
-    check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
-    check_precision("bonus", bonus, q, "q")
-    log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
-    return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
+def kernel(
+    name: str,
+    inputs: type[In],
+    twin: Callable[[In], tuple[Tensor, Tensor]],
+    kept: Callable[[In, bool], Memory],
+    forward: Callable[[Values, In], None],
+    adjoint: Callable[[Gradients, In, Values, Values], None],
+    *,
+    output: Callable[[Any], Memory | Tensor] = lambda given: like(given.v),
+) -> Differentiable[In, Values]:
+    """Return a kernel with outputs `Values` and its adjoint as a function; see `kernel_op`.
 
+    `kept` returns the memory of the output that is saved for the adjoint, and `output` the memory of y.
+    """
 
-def canonical_of_normalized(given: Normalized) -> Normalized:
-    """Check the inputs, and reshape gates to four axes."""
-    q, floor, inputs = given.q, given.floor, canonical(GateLoop(*given[:8]))
-    if isinstance(floor, Tensor):
-        check_shape("floor", floor, "(b, t, h)", q.shape[:3], "Pass a number, or one per step and head.")
-        check_precision("floor", floor, q, "q")
-    elif not 0 < floor < math.inf:
-        raise ValueError(f"`floor` must be positive and finite; got {floor}. It prevents division by zero.")
-    return Normalized(*inputs, floor, given.signed)
+    def memory(given: Any, keep: bool) -> tuple[Memory | Tensor, ...]:
+        return output(given), like(given.state), kept(given, keep)
+
+    again = by_autograd(twin)
+    return kernel_op(name, inputs, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
