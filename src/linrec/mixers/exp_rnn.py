@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import modrelu
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.orthogonal import Base, MatrixMap, Orthogonal, SkewInit
-from linrec.ops.nonlinear_scan import nonlinear_scan
 
 __all__ = ["ExpRNN"]
 
 
-class ExpRNN(Mixer):
+class ExpRNN(NonlinearMixer):
     """h_t = modrelu(x_t V + h_{t-1} exp(A - A^T)): an orthogonal recurrent matrix of any angles.
 
     | model of the papers | arguments |
@@ -65,8 +65,6 @@ class ExpRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -77,9 +75,7 @@ class ExpRNN(Mixer):
         rebase_every: int | None = None,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
-        nonlinear_scan.operator.check_mode(mode)
-        self.mode = mode
+        super().__init__(d_model, mode)
         self.V = nn.Linear(d_model, d_model, bias=False)
         nn.init.kaiming_normal_(self.V.weight, nonlinearity="relu")
         self.B = Orthogonal(d_model, matrix_map=matrix_map, init=init, base=base, rebase_every=rebase_every)
@@ -92,8 +88,4 @@ class ExpRNN(Mixer):
             return modrelu(Vx + h @ B, b)
 
         parameters = self.B(), self.b
-        return nonlinear_scan(cell, self.V(x), parameters, state=state, reset=reset, mode=self.mode)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))
+        return self.nonlinear_scan(cell, self.V(x), parameters, state=state, reset=reset)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from linrec.nn.mixer import State
 from linrec.nn.orthogonal import SkewFieldMixer, field
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice, positive
 
 __all__ = ["LipschitzRNN"]
@@ -83,7 +82,7 @@ class LipschitzRNN(SkewFieldMixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         weights = self.matrices()
-        return nonlinear_scan(self._cell, self.U(x), weights, state=state, reset=reset, mode=self.mode)
+        return self.nonlinear_scan(self._cell, self.U(x), weights, state=state, reset=reset)
 
     def _cell(self, h: Tensor, Ux: Tensor, A: Tensor, W: Tensor) -> Tensor:
         """Return h_t."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from linrec.nn.mixer import State
 from linrec.nn.orthogonal import SkewFieldMixer, field
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive, require
 
 __all__ = ["NoisyRNN"]
@@ -94,14 +93,8 @@ class NoisyRNN(SkewFieldMixer):
         if self.training and (self.add_noise or self.mult_noise):
             m, n = 1 - self.mult_noise * torch.rand_like(Ux), torch.randn_like(Ux)
             inputs += [m, self.add_noise * n]
-        return nonlinear_scan(
-            self._cell,
-            torch.stack(inputs, 2),
-            (*self.matrices(), self.d),
-            state=self.init_state(x.shape[0], device=x.device) if state is None else state,
-            reset=reset,
-            mode=self.mode,
-        )
+        weights = *self.matrices(), self.d
+        return self.nonlinear_scan(self._cell, torch.stack(inputs, 2), weights, state=state, reset=reset)
 
     def _cell(self, h: Tensor, inputs: Tensor, A: Tensor, W: Tensor, d: Tensor) -> Tensor:
         """Return h_t."""
