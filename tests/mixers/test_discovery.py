@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
+import torch
 
 from linrec import mixers, models
 from linrec.errors import folded
@@ -156,6 +157,6 @@ def test_an_unknown_argument_gives_the_nearest_match():
         mixers.build("gate_loop", 8, n_head=2)
 
 
-def test_the_interface_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        mixers.Mixer(8)
+def test_a_mixer_has_to_have_equations():
+    with pytest.raises(NotImplementedError, match="Mixer must define `mix"):
+        mixers.Mixer(8)(torch.zeros(1, 1, 8))

@@ -13,7 +13,6 @@ W_o.
 
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -126,11 +125,6 @@ class DecayingFastWeights(Mixer):
             y, state = fast_weights(q, k, v, log_f, log_z, state=state, reset=reset)
             y = y.to(x.dtype)
         return self.out(y.flatten(2)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv)."""
-        sizes = self.n_heads, self.phi.d_features, self.d_head
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor | None:
         """Return the mean over heads and value channels of the magnitudes of the weights of v."""

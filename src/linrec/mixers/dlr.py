@@ -120,8 +120,3 @@ class DLR(Mixer):
         y, state = diagonal_ssm(u, lam, torch.ones_like(lam), w, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(functional.gelu(y)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N), complex; with "prod", (batch, d_model, N (N + 1) / 2)."""
-        kwargs = self.factory_kwargs(device, is_complex=True)
-        return diagonal_ssm.empty_state(batch, self.d_model, self.d_state, **kwargs)

@@ -151,8 +151,3 @@ class DSS(Mixer):
             y, state = growing_ssm(GrowingSSM(u, a, growth, b, w, self.length - 1, state, reset), self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(functional.gelu(y)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N), complex."""
-        kwargs = self.factory_kwargs(device, is_complex=True)
-        return diagonal_ssm.empty_state(batch, self.d_model, self.d_state, **kwargs)

@@ -105,8 +105,3 @@ class GSS(Mixer):
         y, state = diagonal_ssm(u, a, b, C, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(self.c(y) * v), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_ssm, N), complex."""
-        kwargs = self.factory_kwargs(device, is_complex=True)
-        return diagonal_ssm.empty_state(batch, self.d_ssm, self.d_state, **kwargs)

@@ -143,12 +143,6 @@ class HGRN2(Mixer):
         y, h = gate_loop(o, rest.to(i.dtype), i, log_g, state=h, reset=reset)
         return self.out(self.norm(y.flatten(-2))), self.conv.joined(tail, h)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, d, d); with a convolution, (batch, conv_size - 1, c) and these."""
-        like = self.factory_kwargs(device)
-        h = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return self.conv.joined(self.conv.init_state(batch, **like), h)
-
     @classmethod
     def share(cls, layers: "Sequence[HGRN2]") -> None:
         """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""

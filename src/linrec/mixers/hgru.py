@@ -224,12 +224,6 @@ class HGRU(Mixer):
             return self.out(self.norm(gated(o, g, activation))), state
         return self.out(gated(self.norm(o), g, activation)), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state) of the dtype of h; with a convolution, its tail and these."""
-        like = self.factory_kwargs(device, is_complex=self.is_complex)
-        h = scan.empty_state(batch, self.d_state, **like)
-        return self.conv.joined(self.conv.init_state(batch, **self.factory_kwargs(device)), h)
-
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:
         """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""

@@ -172,9 +172,3 @@ class KimiDeltaAttention(Mixer):
         g = None if self.gate is None else self.gate(x)
         o = gated(self.norm(o).flatten(-2).to(x.dtype), g, torch.sigmoid)
         return self.out(o), self.conv.joined(tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
-        factory = self.factory_kwargs(device)
-        S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
-        return self.conv.joined(self.conv.init_state(batch, **factory), S)

@@ -61,10 +61,6 @@ class LFM2(Mixer):
         h, tail = self.conv(B * v, state, reset=reset)
         return self.out((C * h).to(x.dtype)), tail
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, L - 1, d_model)."""
-        return self.conv.init_state(batch, **self.factory_kwargs(device))
-
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |C_n w_{n-m} B_m|."""
         B, C, _ = self.BCv(x).chunk(3, dim=-1)

@@ -95,11 +95,6 @@ class LightningAttention(Mixer):
         o = gated(self.norm(o.flatten(-2)).to(x.dtype), g, torch.sigmoid)
         return self.out(o), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv)."""
-        factory = self.factory_kwargs(device)
-        return gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **factory)
-
     def place(self, layer: int, n_layers: int) -> None:
         """Weaken the decays by the layer's place among the layers of all kinds."""
         self.fade = 1 - layer / (n_layers - 1 + FADE_EPS) + FADE_EPS

@@ -145,12 +145,6 @@ class LiquidS4(Mixer):
                 y, S = y + more, S + end
         return self.out(y), (torch.stack(lasts, 1), S)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, P - 1, d_model) and (batch, d_model, n), as `linrec.mixers.s4d.S4D`."""
-        kwargs = self.factory_kwargs(device)
-        products = torch.zeros(batch, self.degree - 1, self.d_model, **kwargs)
-        return products, self.ssm.init_state(batch, **kwargs)
-
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |K_(n - m)|, of the kernel of u alone, without D and products."""
         return kernel_mixing(self.ssm.kernel(x.shape[1]), x, reset)

@@ -143,10 +143,6 @@ class LRU(Mixer):
         y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
         return y + self.D * x, state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state), complex."""
-        return scan.empty_state(batch, self.d_state, **self.factory_kwargs(device, is_complex=True))
-
 
 def _ring(n: int, r_min: float, r_max: float, max_phase: float) -> tuple[Tensor, Tensor]:
     """nu_log and theta_log of n transitions, uniform on the area of the ring (lemma 3.2)."""

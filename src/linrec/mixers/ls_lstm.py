@@ -126,8 +126,3 @@ class LSLSTM(Mixer):
         cells, c = scan(f, (i * z).to(f.dtype), state=c, reset=reset)
         h = o * cells.to(x.dtype)
         return h if self.out is None else self.out(h), (last, c)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model), twice."""
-        c = scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
-        return self.surrogate.init_state(batch, device=device), c

@@ -142,10 +142,6 @@ class LSSL(Mixer):
         y = (y + self.D.to(y.dtype) * u[..., None]).flatten(-2)
         return self.out(y), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N)."""
-        return dense_ssm.empty_state(batch, self.d_model, self.d_state, **self.factory_kwargs(device))
-
 
 class QuasiSeparable(Float32Module):
     """A = -diag(p) (T^-1 + diag(c)) diag(q) and B = p * b, with T tridiagonal: 7 N - 2 numbers.

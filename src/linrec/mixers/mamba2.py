@@ -209,12 +209,6 @@ class Mamba2(Mixer):
         y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
         return self.out(y.to(x.dtype)), self.conv.joined(tail, S)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (b, h, N, P); with a convolution, (b, conv_size - 1, channels) too."""
-        of_state = self.factory_kwargs(device)
-        S = gate_loop.empty_state(batch, self.n_heads, self.phi.d_features, self.d_head, **of_state)
-        return self.conv.joined(self.conv.init_state(batch, **of_state), S)
-
     def _of_heads(self, x: Tensor, width: int) -> Tensor:
         """Return `x` (b, t, groups times width) as (b, t, h, width), the heads of a group alike."""
         x = x.unflatten(-1, (-1, 1, width))

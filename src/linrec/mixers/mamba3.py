@@ -244,13 +244,6 @@ class Mamba3(Mixer):
         y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
         return self.out(y.to(x.dtype)), Mamba3State(memory, Phi)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros."""
-        like = self.factory_kwargs(device)
-        memory = TrapezoidState.zeros(batch, self.n_heads, self.d_state, self.d_head, **like)
-        Phi = torch.zeros(batch, self.n_heads * self.pairs, **like) if self.pairs else None
-        return Mamba3State(memory, Phi)
-
     def transitions(self, x: Tensor) -> Transitions:
         """Return alpha, and the angles by which the channels of B and C turn, 0 where they do not."""
         call, notes = self._memory(x, None)

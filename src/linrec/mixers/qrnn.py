@@ -120,9 +120,3 @@ class QRNN(Mixer):
         c = c.to(x.dtype)
         h = c if self.o is None else torch.sigmoid(self.o(X)) * c
         return h, QRNNState(tail, cell)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros."""
-        kwargs = self.factory_kwargs(device)
-        tail = None if self.width == 1 else torch.zeros(batch, self.width - 1, self.d_model, **kwargs)
-        return QRNNState(tail, scan.empty_state(batch, self.d_model, **kwargs))

@@ -162,12 +162,6 @@ class RWKV6(Mixer):
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         return self.out(gated(o, g)), self.shift.joined(last, S)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
-        like = self.factory_kwargs(device)
-        S = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return self.shift.joined(self.shift.init_state(batch, **like), S)
-
     @classmethod
     def share(cls, layers: "Sequence[RWKV6]") -> None:
         """Start mu, lambda_d, u and the norm's weights of each layer from its place in the stack."""

@@ -181,7 +181,3 @@ class S4(Mixer):
             y = y.squeeze(-1)
         y = y + self.D.to(y.dtype) * u
         return self.out(y), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, n_outputs d_model, N)."""
-        return dense_ssm.empty_state(batch, len(self.D), self.d_state, **self.factory_kwargs(device))

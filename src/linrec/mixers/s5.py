@@ -188,7 +188,3 @@ class S5(Mixer):
         if self.output.startswith("half_glu"):
             return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, n), complex: n = d_state / 2 entries, or d_state without pairs."""
-        return scan.empty_state(batch, self.entries, **self.factory_kwargs(device, is_complex=True))
