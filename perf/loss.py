@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.testing import assert_agree
 from perf.memory import peak_bytes, release, why

@@ -18,7 +18,7 @@ from linrec.lab.train.state import deterministic, matmul_precision, seed_all
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from perf.encoders import MIXER_ARGUMENTS
 from perf.kernels import profile_of
 from perf.memory import peak_bytes, release, why

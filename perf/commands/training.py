@@ -12,7 +12,7 @@ from rich.console import Console
 from linrec.lab.train import LoopConfig
 from linrec.lab.train.state import matmul_precision
 from linrec.models import ModelConfig
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write
 from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate

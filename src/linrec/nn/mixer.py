@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.literals import TAKES_DT
 from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.ops import inspection
 from linrec.ops.core.call import Call, recording
@@ -309,7 +310,7 @@ class Mixer(Float32Module):
         if not self.takes_dt:
             raise TypeError(
                 f"`dt` must be None for {type(self).__name__}, whose steps have equal lengths; got a tensor. "
-                f"Use a mixer that takes times ({', '.join(_timed())}), or make the time a feature of `x`."
+                f"Use a mixer that takes times ({', '.join(TAKES_DT)}), or make the time a feature of `x`."
             )
         if not isinstance(dt, Tensor):
             raise _no_tensor("dt", dt)
@@ -389,14 +390,6 @@ def is_state(state: Any) -> bool:
     if isinstance(state, tuple):
         return all(map(is_state, state))
     return state is None or isinstance(state, Tensor)
-
-
-def _timed() -> list[str]:
-    """Names of the mixers with `takes_dt`."""
-    # only for an error, because mixers import this module
-    from linrec import mixers
-
-    return [name for name in mixers.names() if mixers.get(name).takes_dt]
 
 
 def fits(state: State, start: State) -> bool:
