@@ -30,15 +30,13 @@ class AntisymmetricRNN(NonlinearMixer):
     and permuted sequential MNIST, with 128 channels. M starts normal with standard deviation
     `init_std` / d_model, as in that code; V, V_z and their biases start as torch's Linear.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`.
-
     Args:
         d_model: width of the sequence and of the state.
         epsilon: time step.
         gamma: damping, against the growth that forward Euler adds.
         gated: whether there is a gate z_t, which shares M.
         init_std: scale of the initial M.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the mode does not exist.

@@ -51,8 +51,7 @@ class CfC(NonlinearMixer):
     | units and layers of the backbone | `d_backbone`, `n_layers` |
 
     All weight matrices start Xavier-uniform, and biases as in torch's Linear. With "pure", a starts at 1 and
-    w at 0. In the LSTM, U starts orthogonal and c uniform in +- 0.1. The backbone has no dropout. `mode` is
-    that of `linrec.ops.nonlinear_scan`.
+    w at 0. In the LSTM, U starts orthogonal and c uniform in +- 0.1. The backbone has no dropout.
 
     Args:
         d_model: width of the sequence and of h.
@@ -61,7 +60,7 @@ class CfC(NonlinearMixer):
         activation: phi, "lecun_tanh" (1.7159 tanh(0.666 u)), "tanh", "relu", "silu" or "gelu".
         variant: "default", "no_gate" or "pure".
         mixed_memory: whether an LSTM runs before each step; the state then has 2 d_model channels.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a size below 1, or an unknown name.

@@ -29,8 +29,7 @@ class CoRNN(NonlinearMixer):
     | adding, 128 channels | `dt=0.06, gamma=66, epsilon=15` |
     | noisy CIFAR-10, 128 channels | `dt=0.034, gamma=1.3, epsilon=12.7` |
 
-    V, W and Wc start as torch's Linear of all three inputs together, as in the released code. `mode` is
-    that of `linrec.ops.nonlinear_scan`; a state has 2 d_model channels.
+    V, W and Wc start as torch's Linear of all three inputs together, as in the released code.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
@@ -39,7 +38,7 @@ class CoRNN(NonlinearMixer):
         epsilon: damping eps of all oscillators.
         implicit: whether the damping is of z_t, as in the paper's equations: z_t is then divided by
             1 + dt eps. The released code damps z_{t-1}.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the mode does not exist.

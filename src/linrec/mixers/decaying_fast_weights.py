@@ -138,19 +138,8 @@ class DecayingFastWeights(Mixer):
 def transition_gate(d_in: int, d_out: int, gate_bias_init: GateStart = None) -> GateLinear:
     """Return the projection whose sigmoid is a decay, of group "transition" without weight decay.
 
-    Args:
-        d_in: width of the input.
-        d_out: gates.
-        gate_bias_init: initial bias: "uniform" for gates uniform in [1/d_out, 1 - 1/d_out] at x = 0, a number
-            for all gates, or None for torch's own.
-
-    Raises:
-        ValueError: another word than "uniform".
-
-    Example:
-        >>> import torch
-        >>> transition_gate(4, 2, 4.0)(torch.zeros(4)).tolist()
-        [4.0, 4.0]
+    The initial bias is "uniform" for gates uniform in [1/d_out, 1 - 1/d_out] at x = 0, a number for all
+    gates, or None for torch's own.
     """
     gate = mark(GateLinear(d_in, d_out))
     if isinstance(gate_bias_init, str):

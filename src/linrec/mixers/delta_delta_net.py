@@ -73,7 +73,6 @@ class DeltaDeltaNet(Mixer):
         Programmers (2021).
 
     Example:
-        >>> import torch
         >>> mixer = DeltaDeltaNet(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.F.shape, state.W.shape

@@ -67,7 +67,6 @@ class DLR(Mixer):
         come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = DLR(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype

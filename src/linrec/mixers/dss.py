@@ -81,7 +81,6 @@ class DSS(Mixer):
         `separate_steps` and the parameters without weight decay come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = DSS(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype

@@ -36,7 +36,7 @@ class Elman(NonlinearMixer):
         d_model: width of the sequence and of the state.
         activation: "tanh" or "relu".
         init: "torch", where all parameters are uniform in +- 1 / sqrt(d_model), or "identity".
-        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
         ValueError: an unknown `activation`, `init` or `mode`.
@@ -46,6 +46,7 @@ class Elman(NonlinearMixer):
         Way to Initialize Recurrent Networks of Rectified Linear Units (2015).
 
     Example:
+        >>> import torch
         >>> mixer = Elman(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

@@ -50,9 +50,9 @@ class EURNN(NonlinearMixer):
     sign(z) relu(|z| + b). The angles are in group "transition" without weight decay.
 
     Rows 2j and 2j + 1 of `U` are the real and the imaginary part of a channel, unless the state is real.
-    `theta` and `phi` have the pairs of a layer in the order of p, layer by layer. `mode` is that of
-    `linrec.ops.nonlinear_scan`; a complex state has 2 d_model real channels there. A unitary W does not
-    contract, so Newton's method needs many iterations.
+    `theta` and `phi` have the pairs of a layer in the order of p, layer by layer. A complex state has 2
+    d_model real channels in `linrec.ops.nonlinear_scan`. A unitary W does not contract, so Newton's method
+    needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state, n.
@@ -60,7 +60,7 @@ class EURNN(NonlinearMixer):
             layers of pairs at distances n / 2, n / 4, .. 1.
         capacity: layers L of the tunable style. None is 2.
         is_complex: whether the state is complex. A real state has no phi and no D.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a `capacity` below 1 or in the FFT style, a `d_model` in the FFT style that is not a power

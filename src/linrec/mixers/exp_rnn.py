@@ -37,9 +37,8 @@ class ExpRNN(NonlinearMixer):
     The optimiser keeps its averages of A. A is in group "transition" without weight decay: the papers train
     it with a tenth of the learning rate of the other parameters, and RMSprop.
 
-    V starts normal with variance 2 / d_model, b uniform in [-0.01, 0.01], as in the released code. `mode` is
-    that of `linrec.ops.nonlinear_scan`. An orthogonal B does not contract, so Newton's method needs many
-    iterations.
+    V starts normal with variance 2 / d_model, b uniform in [-0.01, 0.01], as in the released code. An
+    orthogonal B does not contract, so Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -48,7 +47,7 @@ class ExpRNN(NonlinearMixer):
         base: B_0: "identity", or "start" for the initial B, after which A starts at zero.
         rebase_every: with the base "start", number of updates K after which B_0 moves to B, and A to zero;
             None keeps B_0.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown name, K below 1, or K without the base "start".

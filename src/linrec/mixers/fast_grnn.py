@@ -40,7 +40,7 @@ class FastGRNN(NonlinearMixer):
         u_rank: rank of U, as `w_rank`.
         zeta_init: initial logit of zeta.
         nu_init: initial logit of nu.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a rank below 1.

@@ -38,7 +38,7 @@ class FastRNN(NonlinearMixer):
         u_rank: rank of U, as `w_rank`.
         alpha_init: initial logit of alpha.
         beta_init: initial logit of beta.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a rank below 1.

@@ -63,7 +63,6 @@ class GateLoop(Mixer):
         GateLoop, section 4 and appendix C. Norm, gate and projection are not in the paper.
 
     Example:
-        >>> import torch
         >>> mixer = GateLoop(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype

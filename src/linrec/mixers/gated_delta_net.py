@@ -103,7 +103,6 @@ class GatedDeltaNet(Mixer):
         released code.
 
     Example:
-        >>> import torch
         >>> mixer = GatedDeltaNet(64, n_heads=4)
         >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, S.shape

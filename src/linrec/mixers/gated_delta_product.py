@@ -94,7 +94,6 @@ class GatedDeltaProduct(Mixer):
         flash-linear-attention.
 
     Example:
-        >>> import torch
         >>> mixer = GatedDeltaProduct(64, n_heads=4, n_householder=3)
         >>> y, (tail, H) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, H.shape

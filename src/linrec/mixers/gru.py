@@ -32,7 +32,7 @@ class GRU(NonlinearMixer):
         d_model: width of the sequence and of the state.
         reset_after: whether r_t acts after U_n, as in torch and cuDNN, or before it, as in the paper. Before
             it, the loop always runs.
-        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
         ValueError: the mode does not exist.

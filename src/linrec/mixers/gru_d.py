@@ -46,7 +46,7 @@ class GRUD(NonlinearMixer):
         d_model: width of the sequence and of h.
         missing: whether the second half of the channels of x is a mask.
         keep_decayed: whether h_t keeps h^_t, as in the paper. The released code keeps h_{t-1} in its place.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `d_model` is odd with `missing`, or the mode does not exist.

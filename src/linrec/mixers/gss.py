@@ -54,7 +54,6 @@ class GSS(Mixer):
         Mehta and others (2022), the pseudocode of the layer, of its state space and of the kernel.
 
     Example:
-        >>> import torch
         >>> mixer = GSS(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype

@@ -65,7 +65,6 @@ class H3(Mixer):
         come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = H3(16, n_heads=4, d_state=8)
         >>> y, (tail, x) = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, tail.shape, x.shape

@@ -86,7 +86,6 @@ class HGRN2(Mixer):
         section 3.2, for the lower bounds and the output.
 
     Example:
-        >>> import torch
         >>> mixer = HGRN2(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -153,10 +152,6 @@ def log_bounded(
     mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
 ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
     """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
-
-    Args:
-        mu: logits (.., d).
-        bound: lower bounds in [0, 1), (d,).
 
     Example:
         >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))

@@ -102,7 +102,6 @@ class HGRU(Mixer):
         and uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = HGRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype

@@ -41,7 +41,7 @@ class IncrementalRNN(NonlinearMixer):
         alpha: decay of the ordinary differential equation.
         eta_init: initial length of all inner steps; None means 1 / K.
         std: standard deviation of the initial W and U.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a number is out of range.

@@ -91,7 +91,6 @@ class KimiDeltaAttention(Mixer):
         Kimi Team (2025), sections 3 and 4. Constants missing in the paper come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = KimiDeltaAttention(64, n_heads=4)
         >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, S.shape

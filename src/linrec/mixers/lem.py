@@ -34,13 +34,12 @@ class LEM(NonlinearMixer):
     | EigenWorms, 32 channels | `dt=0.00017` |
 
     All weights and biases start uniform in +- d_model^(-1/2), as in the released code. Its plain torch cell
-    has two biases in every sum; its CUDA code and this mixer have the one of the paper. `mode` is that of
-    `linrec.ops.nonlinear_scan`; a state has 2 d_model channels.
+    has two biases in every sum; its CUDA code and this mixer have the one of the paper.
 
     Args:
         d_model: width of the sequence, and of y and z.
         dt: largest time step, in (0, 1]. The states then stay within [-1, 1].
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `dt` is out of range, or the mode does not exist.

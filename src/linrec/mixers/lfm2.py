@@ -40,7 +40,6 @@ class LFM2(Mixer):
         LFM2 Technical Report (2025), the short-range blocks. Sizes come from the released code.
 
     Example:
-        >>> import torch
         >>> y, tail = LFM2(8)(torch.zeros(2, 10, 8))
         >>> y.shape, tail.shape
         (torch.Size([2, 10, 8]), torch.Size([2, 2, 8]))

@@ -52,7 +52,6 @@ class LightningAttention(Mixer):
         MiniMax (2025), section 2.2; activations, slopes, norm and gate are from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = LightningAttention(64, n_heads=4)
         >>> y, S = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, S.shape

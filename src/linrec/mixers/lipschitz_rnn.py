@@ -33,8 +33,7 @@ class LipschitzRNN(SkewFieldMixer):
 
     The settings are in the released code; those of the antisymmetric RNN are in the Noisy RNN's. Initial
     values too: M_A and M_W are normal with standard deviation `init_std` / d_model, and U and b are of
-    torch's Linear. `mode` is that of `linrec.ops.nonlinear_scan`. With noise in training, this network is
-    `linrec.mixers.noisy_rnn`.
+    torch's Linear. With noise in training, this network is `linrec.mixers.noisy_rnn`.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -44,7 +43,7 @@ class LipschitzRNN(SkewFieldMixer):
         alpha: factor of A h; the ablation without A is 0.
         solver: "euler" or "midpoint".
         init_std: scale of the initial M_A and M_W.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the solver or the mode does not exist.

@@ -76,7 +76,6 @@ class LiquidS4(Mixer):
         Hasani, Lechner, Wang, Chahine, Amini and Rus (2022), its kernels KB and PB.
 
     Example:
-        >>> import torch
         >>> mixer = LiquidS4(16, d_state=8, degree=3)
         >>> y, (products, x) = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, products.shape, x.shape

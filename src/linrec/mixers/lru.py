@@ -72,7 +72,6 @@ class LRU(Mixer):
         (Qin, Yang and Zhong, 2023), section 4.3, table 8.
 
     Example:
-        >>> import torch
         >>> mixer = LRU(64, d_state=32, r_min=0.9, r_max=0.999)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype

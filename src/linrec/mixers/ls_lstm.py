@@ -69,7 +69,6 @@ class LSLSTM(Mixer):
         of eamartin/parallelizing_linear_rnns; refine gate and uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = LSLSTM(64)
         >>> y, (surrogate, c) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, surrogate.shape, c.shape

@@ -75,7 +75,6 @@ class LSSL(Mixer):
         LSSL (Gu, Johnson, Goel, Saab, Dao, Rudra and Ré, 2021).
 
     Example:
-        >>> import torch
         >>> mixer = LSSL(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape

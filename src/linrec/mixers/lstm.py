@@ -33,7 +33,7 @@ class LSTM(NonlinearMixer):
         d_model: width of the sequence, of h and of s.
         forget_bias: initial b_f + c_f, such as 1, which Jozefowicz and others recommend. None leaves all
             parameters uniform in +- 1 / sqrt(d_model), as in torch.
-        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
         ValueError: `forget_bias` is negative or not finite, or the mode does not exist.

@@ -39,12 +39,12 @@ class LTC(NonlinearMixer):
     [-0.2, 0.2], sigma in [3, 8] and mu in [0.3, 0.8]. E is 1 for two thirds of the synapses, and -1 for the
     others. No parameter has weight decay.
 
-    Each of the K steps takes d_model^2 numbers for each row. `mode` is that of `linrec.ops.nonlinear_scan`.
+    Each of the K steps takes d_model^2 numbers for each row.
 
     Args:
         d_model: width of the sequence, and number of neurons.
         n_steps: fused steps K of each step.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `n_steps` is below 1, or the mode does not exist.

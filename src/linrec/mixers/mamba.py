@@ -99,7 +99,6 @@ class Mamba(Mixer):
         from the released code.
 
     Example:
-        >>> import torch
         >>> y, (tail, h) = Mamba(64)(torch.zeros(2, 10, 64))
         >>> y.shape, tail.shape, h.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 3, 128]), torch.Size([2, 128, 16]))

@@ -98,7 +98,6 @@ class Mamba2(Mixer):
         Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = Mamba2(64, d_state=16)
         >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, tail.shape, S.shape

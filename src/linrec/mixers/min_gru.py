@@ -62,7 +62,6 @@ class MinGRU(Mixer):
         uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = MinGRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

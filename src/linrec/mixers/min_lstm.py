@@ -68,7 +68,6 @@ class MinLSTM(Mixer):
         and uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = MinLSTM(64, forget_bias=2.0)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

@@ -33,8 +33,7 @@ class NeuralWaveMachine(NonlinearMixer):
     | adding, 121 channels | `dt=0.016, gamma=94.5, epsilon=9.5` |
 
     V starts as torch's Linear, the kernels as those of torch's Conv2d with one channel. The released code has
-    two more biases, of its two convolutions. `mode` is that of `linrec.ops.nonlinear_scan`; a state has
-    2 d_model channels.
+    two more biases, of its two convolutions.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
@@ -44,7 +43,7 @@ class NeuralWaveMachine(NonlinearMixer):
         rows: rows of the grid; None is the largest divisor of d_model up to its square root, which must not
             be 1. 1 is a ring, whose oscillators have neighbours on two sides.
         neighbours: "square" for 3 x 3 oscillators, or "row" for 1 x 3.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, `rows` does not divide `d_model`, or the neighbours or the mode

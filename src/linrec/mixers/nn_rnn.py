@@ -43,15 +43,14 @@ class NNRNN(NonlinearMixer):
     `corners=True`. Half of its angles are unused. A starts in uninitialised memory there, whatever
     initialisation is chosen.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`. V starts without contraction, so Newton's method needs many
-    iterations.
+    V starts without contraction, so Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state; even.
         init: of A, "cayley" or "henaff"; see `linrec.nn.orthogonal.Orthogonal`.
         corners: whether a learned number is added to the upper right entry of every block of Lambda.
         delta: weight of a loss delta sum (alpha - 1)^2, whose gradient joins every backward pass in training.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an odd `d_model`, a negative `delta`, or an unknown name.

@@ -33,8 +33,8 @@ class NoisyRNN(SkewFieldMixer):
 
     The settings are in the released code. Initial values too: M_A and M_W are normal with standard deviation
     `init_std` / d_model, and U and b are of torch's Linear. d is marked as group "transition" without weight
-    decay. `mode` is that of `linrec.ops.nonlinear_scan`. Noise is drawn before the first iteration, so all
-    modes use the same noise. After `eval()`, the mixer is deterministic.
+    decay. Noise is drawn before the first iteration, so all modes use the same noise. After `eval()`, the
+    mixer is deterministic.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -46,7 +46,7 @@ class NoisyRNN(SkewFieldMixer):
         add_noise: standard deviation s_a of the added noise.
         mult_noise: s_m of the multiplied noise, from 0 to 1.
         init_std: scale of the initial M_A and M_W.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the mode does not exist.

@@ -37,7 +37,7 @@ class OdeFastWeights(NonlinearMixer):
     projection of the input, which belongs to the block here. It starts at the weights that the first input
     makes, and reads the weights once, at the end.
 
-    All parameters start as in torch's Linear. `mode` is that of `linrec.ops.nonlinear_scan`.
+    All parameters start as in torch's Linear.
 
     Args:
         d_model: width of the sequence.
@@ -47,7 +47,7 @@ class OdeFastWeights(NonlinearMixer):
         tanh_after: with "delta", whether tanh is taken of v_t - W softmax(k_t), as above, or of v_t alone.
         solver: "euler", "midpoint" or "rk4"; see `linrec.nn.cells.solve`.
         n_steps: steps of the solver for each dt.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `n_heads` does not divide `d_model`, `n_steps` is below 1, or a name does not exist.

@@ -46,7 +46,7 @@ class OdeRNN(NonlinearMixer):
         n_steps: steps of a fixed solver for each dt.
         rtol: relative tolerance of an adaptive solver.
         atol: absolute tolerance of an adaptive solver.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, the solver or the mode does not exist, or an adaptive solver has

@@ -34,7 +34,7 @@ class OnLSTM(NonlinearMixer):
         d_model: width of the sequence, of h and of c.
         chunk_size: channels C that share an entry of the master gates. None means 10 if 10 divides
             `d_model`, or else 1.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `chunk_size` does not divide `d_model`, or the mode does not exist.

@@ -64,7 +64,6 @@ class QRNN(Mixer):
         initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = QRNN(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.tail.shape, state.cell.shape

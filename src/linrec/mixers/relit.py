@@ -105,7 +105,6 @@ class ReLiT(Mixer):
         A survey (Tiezzi and others, 2024) has the idea in words. 2 / r makes the approximation one.
 
     Example:
-        >>> import torch
         >>> mixer = ReLiT(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

@@ -94,7 +94,6 @@ class RetNet(Mixer):
         authors' torchscale.
 
     Example:
-        >>> import torch
         >>> mixer = RetNet(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype

@@ -83,7 +83,6 @@ class RFA(Mixer):
         denominator are the released code's, which has no gate.
 
     Example:
-        >>> import torch
         >>> mixer = RFA(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

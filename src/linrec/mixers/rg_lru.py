@@ -74,7 +74,6 @@ class RGLRU(Mixer):
         Griffin (De and others, 2024), section 2.4; its code, google-deepmind/recurrentgemma.
 
     Example:
-        >>> import torch
         >>> mixer = RGLRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

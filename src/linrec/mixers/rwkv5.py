@@ -78,7 +78,6 @@ class RWKV5(Mixer):
         authors' RWKV-LM.
 
     Example:
-        >>> import torch
         >>> mixer = RWKV5(64, n_heads=4)
         >>> y, (last, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, last.shape, S.shape

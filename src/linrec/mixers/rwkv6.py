@@ -93,7 +93,6 @@ class RWKV6(Mixer):
         authors' RWKV-LM.
 
     Example:
-        >>> import torch
         >>> mixer = RWKV6(64, n_heads=4)
         >>> y, (last, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, last.shape, S.shape

@@ -88,7 +88,6 @@ class S4(Mixer):
         (Gu, Johnson, Timalsina, Rudra and Ré, 2022) for "legt" and "fout".
 
     Example:
-        >>> import torch
         >>> mixer = S4(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype

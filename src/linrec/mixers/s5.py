@@ -92,7 +92,6 @@ class S5(Mixer):
         the released code.
 
     Example:
-        >>> import torch
         >>> mixer = S5(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype

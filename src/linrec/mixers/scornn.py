@@ -32,14 +32,13 @@ class ScoRNN(NonlinearMixer):
 
     A starts in blocks [[0, s], [-s, 0]] with s = -tan(u / 2) and u uniform in [0, pi / 2], U uniform in
     [-0.01, 0.01], and b zero, as in the released code. A is in group "transition" without weight decay: the
-    released code trains it with a tenth of the learning rate of the other parameters, and RMSprop. `mode` is
-    that of `linrec.ops.nonlinear_scan`. An orthogonal W does not contract, so Newton's method needs many
-    iterations.
+    released code trains it with a tenth of the learning rate of the other parameters, and RMSprop. An
+    orthogonal W does not contract, so Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state.
         rho: entries -1 of D, its last entries. None is half of `d_model`, rounded down.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `rho` is out of range, or the mode does not exist.

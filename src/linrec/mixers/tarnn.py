@@ -57,7 +57,7 @@ class TARNN(NonlinearMixer):
         a_init: initial length of all inner steps.
         gate_inside: whether the gate acts in each inner step, g_i = g_{i-1} + a_i s_t * u_i, and h_t = g_K.
             b_s then starts at 0 in place of -3. This is `b_variant=False` of the released code.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a number is out of range.

@@ -43,13 +43,13 @@ class URNN(NonlinearMixer):
     V, U, v and h_0 are real tensors of pairs: row 2j of `V`, column 2j of `U`, and entries 2j of `v` and
     `h_0` belong to real parts, and the next to imaginary parts.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`; a state has 2 d_state real channels there. A unitary W does
-    not contract, so Newton's method needs many iterations.
+    A state has 2 d_state real channels in `linrec.ops.nonlinear_scan`. A unitary W does not contract, so
+    Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence.
         d_state: complex numbers of the state, n. None is `d_model`.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a `d_state` below 1, or the mode does not exist.

@@ -43,18 +43,17 @@ class UnICORNN(NonlinearMixer):
     +- sqrt(6 / (65 d_model)), b zero. w and c are marked as group "transition" without weight decay. The
     released model drops channels of y between layers, the same at all steps; the dropout is not here.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`. With `reversible`, the backward pass stores V x, the last
-    state and the states before resets, and no others. Rounding errors of the rebuilt states grow with the
-    length. A call with `reset` then waits for the device to read the flags. `torch.export` stores all states,
-    and so does `torch.compile` where there is a `reset` or a sequence of up to 32 steps; longer loops are
-    graph breaks.
+    With `reversible`, the backward pass stores V x, the last state and the states before resets, and no
+    others. Rounding errors of the rebuilt states grow with the length. A call with `reset` then waits for the
+    device to read the flags. `torch.export` stores all states, and so does `torch.compile` where there is a
+    `reset` or a sequence of up to 32 steps; longer loops are graph breaks.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
         dt: largest time step.
         alpha: squared frequency of all oscillators.
         reversible: whether the backward pass rebuilds the states. It has no second derivatives.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, the mode does not exist, or `reversible` is true in a mode of

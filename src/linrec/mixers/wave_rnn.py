@@ -37,7 +37,7 @@ class WaveRNN(NonlinearMixer):
     | noisy CIFAR-10, 2304 or 4096 channels | `n_channels=16` |
     | sequential MNIST, 5408 or 10368 channels | `n_channels=32` |
 
-    The settings are in the released code. `mode` is that of `linrec.ops.nonlinear_scan`.
+    The settings are in the released code.
 
     Args:
         d_model: width of the sequence and of h, n_channels times the units of a ring.
@@ -48,7 +48,7 @@ class WaveRNN(NonlinearMixer):
             are those of torch's Conv1d in all cases.
         input_init: of V, "source" for ones to the first unit of each ring and zeros elsewhere, or "normal"
             with standard deviation 0.001.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: sizes do not fit, or the name of an option or the mode does not exist.
