@@ -16,7 +16,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import matrix
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import wide, without_autocast
+from linrec.ops.core.precision import accumulation, wide, without_autocast
 from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive
 
@@ -63,7 +63,9 @@ class NonlinearMixer(Mixer):
     def __init__(self, d_model: int, mode: str, *state_shape: int, is_complex: bool = False) -> None:
         super().__init__(d_model)
         nonlinear_scan.operator.check_mode(mode)
-        self.mode, self.state_shape, self.is_complex = mode, state_shape or (d_model,), is_complex
+        self.mode, self.is_complex = mode, is_complex
+        *axes, n = state_shape or (d_model,)
+        self.state_shape, self.cell_shape = (*axes, n), (*axes, 2 * n if is_complex else n)
 
     def nonlinear_scan(
         self,
@@ -76,8 +78,11 @@ class NonlinearMixer(Mixer):
     ) -> tuple[Float[Tensor, "b t *n"], Tensor]:
         """Call `linrec.ops.nonlinear_scan` in the mixer's mode."""
         given = parameters if isinstance(parameters, Tensor) else tuple(parameters)
-        start = self.started(x, state)
-        start = to_pairs(start) if self.is_complex else start
+        if state is None:
+            # less work than `init_state`
+            start = x.new_zeros(x.shape[0], *self.cell_shape, dtype=accumulation(x.dtype))
+        else:
+            start = to_pairs(state) if self.is_complex else state
         h, state = nonlinear_scan(cell, x, given, state=start, reset=reset, mode=self.mode)
         return h, to_complex(state) if self.is_complex else state
 
