@@ -170,9 +170,15 @@ class Mixer(Float32Module):
             raise TypeError(f"{type(self).__name__} must define `init_state`, because `mix` calls it.")
         # a new mixer, because layers of this one may be sharded, offloaded, hooked or replaced
         with torch.device("meta"):
-            mixer = self._make_again().to(dtype)
-            mixer._make_again = None
-            return mixer(torch.zeros(1, 0, self.d_model, dtype=dtype))[1]
+            try:
+                mixer = self._make_again().to(dtype)
+                mixer._make_again = None
+                return mixer(torch.zeros(1, 0, self.d_model, dtype=dtype))[1]
+            except Exception as error:
+                raise TypeError(
+                    f"{type(self).__name__} must define `init_state`, because a new mixer on the device 'meta' "
+                    f"fails: {error}"
+                ) from error
 
     @property
     def state_size(self) -> int:
