@@ -176,7 +176,7 @@ class Mixer(Float32Module):
                 return mixer(torch.zeros(1, 0, self.d_model, dtype=dtype))[1]
             except Exception as error:
                 raise TypeError(
-                    f"{type(self).__name__} must define `init_state`, because a new mixer on the device 'meta' "
+                    f'{type(self).__name__} must define `init_state`, because a new mixer on "meta" '
                     f"fails: {error}"
                 ) from error
 
