@@ -286,10 +286,10 @@ def users(operator: str) -> str:
     return f"Mixers that call it with their default arguments: {links}."
 
 
-def mixer_literal() -> str:
-    """Return the lines of the `Literal` of all mixers."""
+def mixer_literal(names: Sequence[str] = tuple(mixers.names())) -> str:
+    """Return lines with the names, by default of the `Literal` of all mixers."""
     return textwrap.fill(
-        ", ".join(f'"{name}"' for name in mixers.names()) + ",",
+        ", ".join(f'"{name}"' for name in names) + ",",
         width=110, initial_indent=" " * 4, subsequent_indent=" " * 4,
     ) + "\n"  # fmt: skip
 
@@ -310,6 +310,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipe_table,
     "irregular": irregular_table,
     "mixer_literal": mixer_literal,
+    "mixers_with_dt": lambda: mixer_literal([name for name in mixers.names() if mixers.get(name).takes_dt]),
     "mixer_imports": mixer_imports,
 }
 

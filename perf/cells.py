@@ -18,8 +18,8 @@ from linrec.lab.train import LoopConfig, get_recipe
 from linrec.lab.train.state import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
-from linrec.models.arguments import mixer_parameters
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
+from linrec.models.config import mixer_parameters
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, UNROLLED
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, by_name

@@ -16,7 +16,7 @@ from linrec.generation.prefill import prefill
 from linrec.generation.steps import EAGER_STEPS
 from linrec.literals import Precision
 from linrec.models import LanguageModel, ModelConfig
-from linrec.models.regional import with_parts_compiled
+from linrec.models.compilation import with_parts_compiled
 from linrec.ops.attention import AttentionCache
 from linrec.trees import leaves
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.lab.train.state import matmul_precision
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from linrec.nn.cross_entropy import linear_cross_entropy
 from perf import engine
 from perf.engine import Entry, Report, RowOptions, Tensors

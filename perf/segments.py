@@ -21,7 +21,7 @@ from linrec.lab.bench.variants import parse_variant
 from linrec.lab.train.state import matmul_precision
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.regional import compiling, with_parts_compiled
+from linrec.models.compilation import compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
 from perf.engine import Options, Report, attempt, bench_of, check_names, check_profile
 from perf.kernels import profile_of

@@ -20,8 +20,8 @@ from linrec.lab.train.state import deterministic, matmul_precision, seed_all
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
-from linrec.models.pattern import spelled
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
+from linrec.models.config import spelled
 from perf.encoders import MIXER_ARGUMENTS
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile, large_product, say
 from perf.kernels import profile_of

@@ -35,7 +35,7 @@ from linrec.convert.checkpoint import (
 )
 from linrec.errors import unknown
 from linrec.models import LanguageModel, ModelConfig
-from linrec.models.arguments import complete_mixer_args
+from linrec.models.config import complete_mixer_args
 
 __all__ = [
     "ConversionError",

@@ -15,8 +15,8 @@ from linrec.generation.state import GenerationState, filled, named
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.compilation import compiling, with_parts_compiled
 from linrec.models.ragged import RaggedState
-from linrec.models.regional import compiling, with_parts_compiled
 from linrec.ops.core.kernel import successors
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it

@@ -8,9 +8,8 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.models.bidirectional import Bidirectional
+from linrec.models.bidirectional import Bidirectional, Combine
 from linrec.models.config import StackConfig, check_sizes
-from linrec.models.directions import Combine
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.head import Embedding, PairHead
 from linrec.nn.norms import make_norm

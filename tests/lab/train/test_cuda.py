@@ -15,7 +15,7 @@ from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.state import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, reads_values, train_step
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 
 from .test_carried import carrying
 from .test_regression import ADDING, config_of

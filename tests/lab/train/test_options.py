@@ -11,7 +11,7 @@ from linrec.cli.parsing import option_names, parse
 from linrec.lab.train import get_recipe, recipe_names
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.lab.train.options import config_of, options_type
-from linrec.models.arguments import complete_mixer_args
+from linrec.models.config import complete_mixer_args
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -90,3 +90,10 @@ def test_sizes_that_the_task_gives_are_no_options() -> None:
 def test_paths_are_paths() -> None:
     hints = typing.get_type_hints(options_type(get_recipe("memory-horizon")))
     assert hints["out"] == Path | None
+
+
+@pytest.mark.parametrize("name", ["memory-horizon", "lra-listops"])
+def test_every_option_of_a_model_is_described(name: str) -> None:
+    model = options_type(get_recipe(name))().model
+    described = inspect.getdoc(type(model)) or ""
+    assert all(f"    {field.name}: " in described for field in dataclasses.fields(model))

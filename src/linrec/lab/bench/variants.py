@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 from linrec.errors import unknown
 from linrec.mixers import canonical
 from linrec.models import MemoryConfig
-from linrec.models.arguments import mixer_parameters
+from linrec.models.config import mixer_parameters
 
 __all__ = ["Variant", "parse_variant", "split_list"]
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer
-from linrec.models.directions import Directions
+from linrec.models.bidirectional import Directions
 
 __all__ = ["Layer", "inspect_model"]
 

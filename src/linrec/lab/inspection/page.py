@@ -12,7 +12,7 @@ from linrec.lab.inspection.tokens import InspectedTokens
 from linrec.lab.report import markup, style
 from linrec.lab.report.markup import Picture
 from linrec.lab.train import Run
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 
 __all__ = ["draw", "render_page", "table"]
 

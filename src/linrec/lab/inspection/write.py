@@ -17,7 +17,7 @@ from linrec.lab.tasks import SplitName
 from linrec.lab.train import ConfigError, Run, RunFolderError
 from linrec.lab.train.provenance import provenance
 from linrec.lab.train.run import write_json
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 
 __all__ = ["Inspection", "write_inspection"]
 

@@ -10,7 +10,7 @@ from linrec.hf.model import LinrecForCausalLM
 from linrec.lab.report.markup import markdown
 from linrec.lab.train import Run
 from linrec.lab.train.language import language_task
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 
 __all__ = ["model_card"]
 

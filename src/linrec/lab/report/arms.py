@@ -10,7 +10,7 @@ from typing import Any
 from linrec.lab.report.markup import without_folders
 from linrec.lab.train import Run, TrainConfig
 from linrec.lab.train.config import config_to_dict, flattened
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 
 # settings of logging and hardware, which do not change the training
 IGNORED = frozenset(

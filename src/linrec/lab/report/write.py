@@ -22,7 +22,7 @@ from linrec.lab.report.stored import read_runs
 from linrec.lab.report.transitions import draw_transitions, transition_magnitudes
 from linrec.lab.tasks import judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
 SPLITS = ("test", "validation")

@@ -12,7 +12,7 @@ from linrec.field_types import check_types
 from linrec.lab import tasks
 from linrec.lab.tasks import LanguageModeling, PairedTask, Task
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.models.arguments import complete_mixer_args, mixer_parameters
+from linrec.models.config import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, check_integers, check_numbers, positive
 
 

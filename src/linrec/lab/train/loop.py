@@ -54,7 +54,7 @@ from linrec.lab.train.state import (
 )
 from linrec.lab.train.step import CapturedStep, Objective, evaluate, may_skip, reads_values, train_step
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from linrec.ops.nonlinear_scan import OPERATOR, ConvergenceError
 from linrec.trees import leaves
 

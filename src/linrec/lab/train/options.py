@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from linrec import mixers
 from linrec.lab.train.config import TrainConfig, model_type, values_from_task
-from linrec.models.arguments import complete_mixer_args, mixer_parameters
+from linrec.models.config import StackConfig, complete_mixer_args, mixer_parameters
 from linrec.nn.channel_mixing import ChannelMixing
 
 MOST_USED = {
@@ -56,7 +56,7 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
     model_values["mixer_args"] = hints["mixer_args"]()
     model_options = _make(
         "ModelOptions",
-        shape.__doc__,
+        _with_shared_arguments(shape),
         [(name, hints[name], value) for name, value in model_values.items() if name not in from_task],
     )
     return _make(
@@ -140,6 +140,13 @@ def _mixer_options(mixer: str | tuple[str, ...], arguments: Mapping[str, Any]) -
         return _make("MixerOptions", mixers.get(mixer).__doc__, fields)
     inner = {name: _mixer_options(name, arguments[name]) for name in dict.fromkeys(mixer)}
     return _make("PatternOptions", None, [(name, kind, kind()) for name, kind in inner.items()])
+
+
+def _with_shared_arguments(shape: type[StackConfig]) -> str:
+    """Return the docstring of a configuration, with the arguments that `StackConfig` describes."""
+    own, shared = (inspect.getdoc(kind) or "" for kind in (shape, StackConfig))
+    arguments = shared[shared.index("Args:\n") : shared.index("\n\nRaises:")]
+    return own.replace("Args:", arguments, 1)
 
 
 def _make(name: str, doc: str | None, fields: Sequence[tuple[str, Any, Any]]) -> type[Any]:

@@ -84,7 +84,7 @@ class Objective(nn.Module):
         """Compile each block of the model and the loss; the options are those of `torch.compile`.
 
         Blocks of equal structure share a compilation, so the first step of a deep model takes no longer than
-        the first step of a shallow one. Run the steps within `linrec.models.regional.compiling`.
+        the first step of a shallow one. Run the steps within `linrec.models.compilation.compiling`.
         """
         for block in self.model.blocks:
             block.compile(**options)
