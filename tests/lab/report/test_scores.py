@@ -20,10 +20,6 @@ def test_format_mean_and_spread(values, text):
     assert format_mean_and_spread(values) == text
 
 
-def test_mean_and_spread_have_formats_of_their_own():
-    assert format_mean_and_spread([1000.0, 3000.0], ",.1f", ".2g") == "2,000.0 ± 1.4e+03"
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_the_spread_of_what_is_not_finite_is_not_a_number(value):
     mean, spread = mean_and_spread([value, 1.0])

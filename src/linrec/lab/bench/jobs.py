@@ -55,13 +55,9 @@ TOLERANCE = 0.05
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model.
+    """The parameters of a model, the state elements per sequence, and their part that is elements per step.
 
-    Args:
-        parameters: number of parameters of the whole model.
-        state: state elements per sequence, summed over all mixers and a memory across them; a cache that
-            grows with time counts its elements per step.
-        grows: the part of `state` that is elements per step.
+    The state is that of all mixers and of a memory across them. A cache counts its elements per step.
     """
 
     parameters: int
@@ -320,18 +316,11 @@ def _starts_empty(mixer: Mixer) -> bool:
 def with_parameters(
     config: ModelConfig | SequenceClassifierConfig, n: int
 ) -> ModelConfig | SequenceClassifierConfig:
-    """Return the configuration whose number of parameters is nearest to n.
+    """Return the configuration whose number of parameters, embeddings and head included, is nearest to n.
 
     First, the model width is set to the multiple of 8 that comes nearest to n, with the hidden width of the
     channel mixer at a fixed ratio to the model width. Then the hidden width alone is adjusted to come nearer
-    to n. Widths that the mixer does not support are skipped.
-
-    Args:
-        config: the model; its widths define the ratio of hidden width to model width.
-        n: number of parameters, embeddings and head included.
-
-    Raises:
-        Exception: the mixer supports no width; the exception is the mixer's own.
+    to n. Widths that the mixer does not support are skipped; without any, the mixer's own error is raised.
 
     Example:
         >>> config = with_parameters(ModelConfig(vocab_size=10, n_layers=1), 5000)

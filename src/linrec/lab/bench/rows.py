@@ -116,14 +116,7 @@ def make_row(stored: Stored) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The results of a mixer on a task over all seeds.
-
-    Args:
-        task: name of the suite's entry.
-        mixer: label of the mixer, with its explicit arguments.
-        rows: rows of the finished jobs at the chosen learning rate, a row for each seed.
-        failed: rows of the jobs that are not done.
-    """
+    """The rows of a mixer on a task: of finished jobs at the chosen learning rate, and of failed jobs."""
 
     task: str
     mixer: str
@@ -183,14 +176,7 @@ class Standing:
 
 
 def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
-    """Group rows by task and mixer, keeping the learning rate with the lowest validation loss.
-
-    Args:
-        rows: rows from `make_rows`.
-
-    Returns:
-        The standings, in the order of the rows.
-    """
+    """Group rows by task and mixer, keeping the learning rate with the lowest validation loss."""
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         grouped.setdefault((row["task"], row["mixer"]), []).append(row)

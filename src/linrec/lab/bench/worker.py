@@ -56,12 +56,8 @@ SECONDS = 6.0
 def run_job(folder: Path) -> str:
     """Train the model of `job.json`, resuming from a checkpoint if there is one, and write `outcome.json`.
 
-    Args:
-        folder: folder of the job.
-
-    Returns:
-        The status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
-        gives the reason.
+    Returns the status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
+    gives the reason.
     """
     job, run = read_content(folder / JOB, JobRecord), folder / RUN
     assert job is not None
@@ -153,9 +149,6 @@ def state_elements(config: TrainConfig) -> int:
     """Return the number of elements in a model's state after a sequence of the task.
 
     A classifier returns no state. Its count is that of its mixers.
-
-    Args:
-        config: the training configuration.
     """
     model = make_fabric(config.loop).setup_module(_model(config)).eval()
     inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
@@ -174,17 +167,12 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
 
     A step is a training step on random inputs with a freshly initialised model: forward, backward, optimiser.
     Steps run without `torch.compile`, because compiling would take longer than all measurements. Batches have
-    the same number of tokens at all lengths: a training batch's number, or fewer if steps are slow.
+    the same number of tokens at all lengths: a training batch's number, or fewer if steps are slow, as
+    `sequences_per_second` of training tells. Lengths that would take too long are left out.
 
-    Args:
-        config: the training configuration.
-        sequences_per_second: throughput of training, used to estimate the time of a step.
-
-    Returns:
-        A list of dictionaries by ascending length, up to 16,384, with "length", "batch_size",
-        "tokens_per_second" of the median step, and "step_bytes", the peak memory of a step excluding model
-        and optimiser. The last two values are None if memory ran out or the model refuses the length. Lengths
-        that would take too long are left out.
+    Returns a dictionary per length, ascending up to 16,384: "length", "batch_size", "tokens_per_second" of
+    the median step, and "step_bytes", the peak memory of a step without model and optimiser. The last two
+    are None if memory ran out or the model refuses the length.
     """
     length = _length(config)
     tokens_per_second = sequences_per_second * length

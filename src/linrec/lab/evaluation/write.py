@@ -283,22 +283,11 @@ def draw_perplexity(
     *,
     trained: int,
     carried: float | None = None,
-    label: str = "perplexity per token",
 ) -> Figure:
-    """Draw perplexity over window length, the length of training marked.
+    """Draw perplexity over window length, with marks of the training length and of the carried state's value.
 
-    The axis of lengths is logarithmic, in powers of two. That of perplexities is linear, and logarithmic
-    where a model falls apart beyond its training length. Values that are not finite leave a gap.
-
-    Args:
-        lengths: tokens of a window, ascending.
-        perplexities: a perplexity per length.
-        trained: tokens of context in training.
-        carried: perplexity with the state carried through the whole text; None draws none.
-        label: of the vertical axis.
-
-    Returns:
-        The picture.
+    The axis of lengths is logarithmic, in powers of two. The axis of perplexities is logarithmic only where a
+    model falls apart beyond its training length. Values that are not finite leave a gap.
 
     Source: HGRN (Qin, Yang and Zhong, 2023), table 14, as a picture.
 
@@ -317,7 +306,7 @@ def draw_perplexity(
         # a line across the picture leaves no margin of its own
         axes.update_datalim([(lengths[0], carried)])
         axes.autoscale_view()
-    style.finish_axes(axes, x="tokens of a window", y=label)
+    style.finish_axes(axes, x="tokens of a window", y="perplexity per token")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -240,9 +240,7 @@ def write_inspection(
 
 
 def table(layers: Sequence[Layer]) -> Table:
-    """Return the statistics of each layer as text.
-
-    Source: HGRN (Qin, Yang and Zhong, 2023), table 12.
+    """Return the statistics of each layer as text (HGRN, Qin, Yang and Zhong, 2023, table 12).
 
     Example:
         >>> table([Layer("1", torch.tensor([[[0.5, 0.75]]]))]).rows

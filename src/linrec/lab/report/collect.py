@@ -148,20 +148,10 @@ def sample_text(run: Run) -> Mapping[str, Any] | None:
     """Return a text of at most 200 tokens that a language model writes, or the text that its table keeps.
 
     The prompt is the end of a document or, for a tokenizer without that token, a newline. The same weights
-    give the same text on the same machine.
-
-    Args:
-        run: a run of any task.
-
-    Returns:
-        "text", and "prompt", "temperature" and "seed" that made it; None for another task, and for a run
-        without weights.
+    give the same text on the same machine. None stands for another task, and for a run without weights.
 
     Raises:
-        CheckpointError: no checkpoint is usable.
-        DataError: the run folder has no tokenizer.
-        ConfigError: the tokenizer is not the one of training.
-        ValueError: the model's outputs are not finite.
+        TrainError, ValueError: no checkpoint or no tokenizer is usable, or outputs are not finite.
     """
     if SAMPLE in run.extra:
         kept: Mapping[str, Any] = run.extra[SAMPLE]

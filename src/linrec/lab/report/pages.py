@@ -48,12 +48,7 @@ class Table(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a whole page.
-
-    Args:
-        template: name of a file in the folder `templates`.
-        values: values of the template; each is shown as `plain` text.
-    """
+    """Return a whole page from a file in the folder `templates`; each value is shown as `plain` text."""
     return _templates().get_template(template).render(values, version=linrec.__version__)
 
 

@@ -207,11 +207,7 @@ def read_stored(paths: Iterable[str | os.PathLike[str]]) -> list[Stored]:
 
 
 def read_job(folder: Path) -> Stored:
-    """Return the run of a job of `linrec bench`, with job and outcome.
-
-    Raises:
-        RunFolderError: job or outcome cannot be read.
-    """
+    """Return the run of a job of `linrec bench`; raise RunFolderError if job or outcome cannot be read."""
     job, outcome = read_content(folder / JOB, JobRecord), read_content(folder / OUTCOME, Outcome)
     if job is None:
         raise RunFolderError(f"{folder} is no job of linrec bench: it has no {JOB}.")
@@ -222,11 +218,7 @@ def read_job(folder: Path) -> Stored:
 
 
 def read_perplexity(folder: Path) -> dict[str, Any] | None:
-    """Return the content of `perplexity.json`, which `linrec eval` writes; None without that file.
-
-    Raises:
-        RunFolderError: the file is damaged.
-    """
+    """Return the content of `perplexity.json`, or None without it; raise RunFolderError if damaged."""
     return read_content(folder / PERPLEXITY, Perplexity, "Delete it, or evaluate again.")
 
 
@@ -236,11 +228,7 @@ def has_table(folder: Path) -> bool:
 
 
 def read_table(folder: Path) -> list[Stored]:
-    """Return the runs of a table, in order.
-
-    Raises:
-        RunFolderError: the table cannot be read, or its files do not belong together.
-    """
+    """Return the runs of a table, in order; raise RunFolderError if the files do not fit together."""
     rows, curves = _lines(folder / ROWS), _lines(folder / CURVES)
     names = [row["folder"] for row in rows]
     if names != [curve["folder"] for curve in curves]:
@@ -257,14 +245,9 @@ def read_rows(path: Path) -> list[Stored]:
 
 
 def write_table(runs: Sequence[tuple[str, Stored]], out: Path) -> tuple[Path, Path]:
-    """Write `rows.jsonl` and `curves.jsonl`, and return their paths.
+    """Write `rows.jsonl` and `curves.jsonl` of named runs, and return their paths.
 
-    Args:
-        runs: the name of each run, a relative path with slashes, and the run.
-        out: folder of the table.
-
-    Raises:
-        OSError: the folder cannot be written to.
+    The name of a run is a relative path with slashes. Raises OSError if `out` cannot be written to.
     """
     rows, curves = out / ROWS, out / CURVES
     out.mkdir(parents=True, exist_ok=True)

@@ -10,14 +10,9 @@ FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3
 
 
 def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the score of a result, and the name of its split.
+    """Return the score of a result and the name of its split: the test split, or validation without that.
 
-    Args:
-        metric: metric of the task, from `linrec.lab.tasks.judged_by`.
-        result: has the scores of "test" and "validation"; a text need not have a test split.
-
-    Returns:
-        None if neither split has scores, or if the score is missing or null.
+    None stands for a score that is missing or null. `metric` is that of `linrec.lab.tasks.judged_by`.
 
     Example:
         >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
@@ -46,12 +41,7 @@ def better(metric: str, score: float, other: float) -> bool:
 
 
 class MeanAndSpread(NamedTuple):
-    """The mean of a number over seeds, and its spread.
-
-    Args:
-        mean: arithmetic mean.
-        spread: standard deviation of a sample, with n - 1; None of a single seed.
-    """
+    """The mean, and the standard deviation of a sample with n - 1, which is None for a single seed."""
 
     mean: float
     spread: float | None
@@ -70,15 +60,8 @@ def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
     return MeanAndSpread(statistics.fmean(values), None if len(values) == 1 else statistics.stdev(values))
 
 
-def format_mean_and_spread(
-    values: Sequence[float], mean_format: str = ",.3f", spread_format: str | None = None
-) -> str:
+def format_mean_and_spread(values: Sequence[float], mean_format: str = ",.3f") -> str:
     """Return "mean ± standard deviation", "mean (1 seed)" for a single value, a dash for no value.
-
-    Args:
-        values: a value per seed.
-        mean_format: how the mean is formatted.
-        spread_format: how the standard deviation is formatted; None is `mean_format`.
 
     Example:
         >>> format_mean_and_spread([0.42, 0.43, 0.44]), format_mean_and_spread([0.5], ".1f")
@@ -92,4 +75,4 @@ def format_mean_and_spread(
     written = format(mean, mean_format)
     if spread is None:
         return f"{written} (1 seed)"
-    return f"{written} ± {format(spread, spread_format or mean_format)}"
+    return f"{written} ± {format(spread, mean_format)}"
