@@ -255,6 +255,28 @@ def test_a_broken_table_is_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_further_numbers_of_a_run_are_in_its_row(make_run: RunMaker, tmp_path: Path) -> None:
+    run = make_run("a", checkpoint=False)
+    (run / "extra-copies.json").write_text('{"loss": 1.5}')
+    collect_runs([run], tmp_path / "table")
+    assert lines(tmp_path / "table" / "rows.jsonl")[0]["extra"] == {"copies": {"loss": 1.5}}
+    (run / "extra-sample.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=r"a cannot be used: it has no 'sample\.text'"):
+        read_runs([run])
+
+
+def test_a_run_folder_is_newer_than_its_row(make_run: RunMaker) -> None:
+    make_run("a", checkpoint=False, finished=False)
+    make_run("b", checkpoint=False, seed=1)
+    collect_runs([make_run.root], make_run.root)
+    (make_run.root / "b" / "config.json").unlink()
+    make_run("c", checkpoint=False, seed=2)
+    with (make_run.root / "a" / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 99, "split": "train", "loss": 1.0}) + "\n")
+    runs = read_runs([make_run.root])
+    assert [(run.path.name, run.metrics[-1]["step"]) for run in runs] == [("a", 99), ("b", 30), ("c", 30)]
+
+
 def test_a_table_needs_both_files(table: Path) -> None:
     (table / "curves.jsonl").unlink()
     with pytest.raises(RunFolderError, match=r"it has rows\.jsonl, and no curves\.jsonl beside it"):
