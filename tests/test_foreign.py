@@ -184,7 +184,8 @@ def test_a_resumed_run_trusts_what_its_caller_names(foreign: Path) -> None:
 
 def test_rows_of_a_baseline_run_no_code(run: Path, foreign: Path) -> None:
     stored = json.loads((foreign / "config.json").read_text())
-    row = {"config": stored["config"], "test": {"loss": 1.0}, "validation": {"loss": 1.0}}
+    scores = {"test": {"loss": 1.0}, "validation": {"loss": 1.0}}
+    row = {"folder": "foreign", "config": stored["config"], "result": scores}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n")
     edit(foreign, lambda config: config["model"].update(mixer="min_gru"))
     with pytest.raises(ConfigError, match="no run of the baseline has the configuration"):
@@ -683,7 +684,7 @@ LINKS = [
     ("config.json", "report"),
     ("result.json", "report"),
     ("perplexity.json", "report"),
-    ("distillation.json", "report"),
+    ("extra-distillation.json", "report"),
     ("tokenizer.json", "publish"),
     ("tasks.json", "publish"),
     ("checkpoint.safetensors", "publish"),

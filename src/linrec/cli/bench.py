@@ -21,14 +21,13 @@ from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
 from linrec.lab.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
-from linrec.lab.bench.jobs import FILE, write_job
+from linrec.lab.bench.jobs import Sizes, equally_many, write_job
 from linrec.lab.bench.page import write_page
+from linrec.lab.bench.rows import Standing, level, standings, validation_loss
 from linrec.lab.bench.schedule import outcome_of
-from linrec.lab.bench.standings import Standing, level, standings, validation_loss
 from linrec.lab.bench.variants import split_list
-from linrec.lab.bench.widths import Sizes, equally_many
-from linrec.lab.report.over_seeds import format_mean_and_spread, mean_and_spread
-from linrec.lab.report.scores import FORMATS
+from linrec.lab.report.records import JOB
+from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
 from linrec.lab.train.processes import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
@@ -117,10 +116,10 @@ class _Suite:
 
     def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
         """Write rows and page of all jobs in the folder, earlier commands' too; return rows and files."""
-        others = sorted(file.parent for file in self._out.glob(f"*/*/*/{FILE}"))
-        rows = make_rows([*self._folders, *(folder for folder in others if folder not in self._folders)])
-        title = f"linrec bench {self._options.suite}"
-        return rows, [*write_rows(rows, self._out), write_page(rows, self._out, title=title)]
+        others = sorted(file.parent for file in self._out.glob(f"*/*/*/{JOB}"))
+        folders = [*self._folders, *(folder for folder in others if folder not in self._folders)]
+        rows, title = make_rows(folders), f"linrec bench {self._options.suite}"
+        return rows, [*write_rows(folders, self._out), write_page(rows, self._out, title=title)]
 
     def best(self, trials: Sequence[Job]) -> float:
         """Return the learning rate of the lowest validation loss, or the middle rate if no trial ended."""

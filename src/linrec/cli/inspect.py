@@ -10,7 +10,7 @@ from linrec.cli.options import InspectOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
 from linrec.lab.inspection import write_inspection
-from linrec.lab.inspection.page import table
+from linrec.lab.inspection.write import table
 from linrec.lab.train import load_run
 
 
@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
     n_tokens, tokens, console = len(found.tokens.labels), found.tokens, Console(markup=False)
     some = f"the first {n_tokens:,} of" if n_tokens < tokens.of else "all"
     console.print(printable(f"{tokens.source}: {some} {tokens.of:,} tokens"), soft_wrap=True, highlight=False)
-    head, rows = table(found.layers)
+    head, rows, _ = table(found.layers)
     shown = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
     for title in head:
         shown.add_column(title, justify="left" if title == "layer" else "right", no_wrap=True)

@@ -13,7 +13,7 @@ from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import add_end, fast_tokenizer, make_room
 from linrec.lab.publishing.card import model_card
 from linrec.lab.publishing.harness import read_tasks
-from linrec.lab.report.perplexity import read_perplexity
+from linrec.lab.report.records import read_perplexity
 from linrec.lab.train import Run
 from linrec.lab.train.language import language_task, tokenizer_of
 from linrec.tensor_files import seal

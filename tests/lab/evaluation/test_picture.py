@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from linrec.lab.report.perplexity import draw_perplexity
+from linrec.lab.evaluation.write import draw_perplexity
 
 
 def test_windows_training_and_carried_state():
