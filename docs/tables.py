@@ -30,8 +30,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from linrec import mixers, ops
-from linrec.lab import tasks
+from linrec import learning, mixers, ops
+from linrec.lab import streams, tasks
 from linrec.lab.bench import SUITES
 from linrec.lab.train import recipe_names
 from linrec.lab.train.recipes import recipe_summary
@@ -379,11 +379,22 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def listing() -> str:
-    """Every recipe and every suite in JSON, for the help of the command line, which does without PyTorch."""
+    """Recipes, suites, streams and learners in JSON, for the help that is printed without PyTorch."""
     recipes = {name: recipe_summary(name) for name in recipe_names()}
     suites = {name: ", ".join(entry.name for entry in entries) for name, entries in SUITES.items()}
     suites["all"] = "the tasks of every suite"
-    return json.dumps({"recipes": recipes, "suites": suites}, indent=2) + "\n"
+    listed = {
+        "recipes": recipes,
+        "suites": suites,
+        "streams": {name: _summary(streams.get(name)) for name in streams.names()},
+        "learners": {name: _summary(learning.get(name)) for name in learning.names()},
+    }
+    return json.dumps(listed, indent=2) + "\n"
+
+
+def _summary(of: type[Any]) -> str:
+    """Return the first line of a class's documentation."""
+    return inspect.cleandoc(of.__doc__ or "").partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Streams for learning online: endless, without resets and epochs, each with the losses that are known of it."""
+"""Streams for learning online: endless, seen once, each with the losses of simple predictors."""
 
 from linrec.errors import unknown
 from linrec.lab.streams.base import Piece, Regime, Stream
@@ -6,8 +6,8 @@ from linrec.lab.streams.signals import BouncingGlyphs, MackeyGlassDrift, Sines, 
 from linrec.lab.streams.symbols import AddMemory, DelayCopy, Texts
 
 __all__ = [
-    "AddMemory", "BouncingGlyphs", "DelayCopy", "MackeyGlassDrift", "Piece", "Regime", "Sines", "Stream", "Texts",
-    "TracePatterning", "get", "names",
+    "AddMemory", "BouncingGlyphs", "DelayCopy", "MackeyGlassDrift", "Piece", "Regime", "Sines", "Stream",
+    "Texts", "TracePatterning", "get", "names",
 ]  # fmt: skip
 
 _STREAMS: dict[str, type[Stream]] = {

@@ -111,6 +111,8 @@ class Stream(ABC):
         self._at, self._drawn = state["step"], None
         self._after = {name: np.array(array) for name, array in state["carried"].items()}
         self._number = state["block"] - 1
+        if state["block"] >= 0:
+            self._block_of(state["block"])
 
     def regimes(self, steps: int) -> list[Regime]:
         """Return the regimes of the first steps, in order; one for a stream without drifts."""

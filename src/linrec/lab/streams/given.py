@@ -131,7 +131,7 @@ class GivenStream:
         if not row or self.n_features not in (None, len(row)):
             expected = "numbers" if self.n_features is None else f"{self.n_features} numbers"
             raise DataError(
-                f"{self.path} must have {expected} in each line, separated by commas; got {line[:60]!r} at byte "
-                f"{self._offset - len(line)}."
+                f"{self.path} must have {expected} in each line, separated by commas; got {line[:60]!r} at "
+                f"byte {self._offset - len(line)}."
             )
         return row

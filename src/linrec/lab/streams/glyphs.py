@@ -27,13 +27,13 @@ def glyphs(kind: int) -> np.ndarray:
     Example:
         >>> print("\\n".join("".join(" #"[int(pixel)] for pixel in row) for row in glyphs(0)[7]))
         <BLANKLINE>
-         #####  
-             #  
-            #   
-           #    
-          #     
-          #     
-          #     
+         #####
+             #
+            #
+           #
+          #
+          #
+          #
     """
     if kind == 2:
         return _shapes()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from linrec.errors import CheckpointError, ConfigError, InterruptedRunError, RunFolderError
-from linrec.files import append_to, json_line, read_json, write_json, write_text
-from linrec.lab.streams import get
+from linrec.files import append_to, json_line, read_json, reason, write_json, write_text
+from linrec.lab.streams import get, names
 from linrec.lab.streams.base import Stream
 from linrec.lab.streams.given import GivenStream
 from linrec.lab.streams.prequential import Prequential, forgotten, recoveries
@@ -80,7 +80,7 @@ class LearnConfig:
     def make_stream(self) -> AnyStream:
         """Return the stream at its start."""
         path = None if self.stream == "-" else Path(self.stream)
-        if path is None or (path.is_file() and self.stream not in _names()):
+        if path is None or (path.is_file() and self.stream not in names()):
             return GivenStream(path=path, follow=self.follow)
         try:
             return get(self.stream)(rows=self.rows, seed=self.seed, **self.stream_args)
@@ -105,12 +105,6 @@ class LearnConfig:
         )
 
 
-def _names() -> list[str]:
-    from linrec.lab.streams import names
-
-    return names()
-
-
 class Learning:
     """A stream, a model with its learner, and their scores: all that a run carries from step to step.
 
@@ -126,6 +120,7 @@ class Learning:
         self.config, self.device = config, torch.device(device)
         self.stream = config.make_stream()
         self.model = (config.make_model(self.stream) if model is None else model).to(self.device)
+        self._check_model()
         optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
         self.learner: Learner = build_learner(
             config.learner, self.model, optimizer, clip_norm=config.clip_norm, **config.learner_args
@@ -138,6 +133,19 @@ class Learning:
     def steps(self) -> int:
         """Number of steps that the learner has seen."""
         return self.learner.steps
+
+    def _check_model(self) -> None:
+        """Raise ConfigError unless a trained model takes the stream's inputs and predicts its targets."""
+        assert isinstance(self.model, SequenceClassifier | LanguageModel)
+        of = self.model.config
+        n_outputs = of.vocab_size if of.n_outputs is None else of.n_outputs
+        stream = (self.stream.vocab_size, self.stream.n_features, self.stream.n_outputs)
+        model = (of.vocab_size, getattr(of, "n_features", None), n_outputs)
+        if model != stream:
+            raise ConfigError(
+                "the model must have the stream's (vocab_size, n_features, n_outputs) = "
+                f"{stream}; it has {model}. Start from a model of such a stream, or of bytes."
+            )
 
     def advance(self, n: int) -> bool:
         """Learn the next n steps, or fewer at the end of the stream; return whether there were any."""
@@ -291,7 +299,22 @@ def stored_config(folder: Path) -> LearnConfig:
         stored = read_json(folder / CONFIG)["config"]
         return LearnConfig(**stored)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunFolderError(f"{folder} is no run of `linrec learn`: {error}.") from error
+        raise RunFolderError(f"{folder} is no run of `linrec learn`: {reason(error)}.") from error
+
+
+def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier:
+    """Return the model of a run of `linrec learn` as its newest checkpoint has it.
+
+    Raises:
+        RunFolderError: there is no checkpoint.
+        CheckpointError: no checkpoint is usable.
+    """
+    found = load_checkpoint(folder)
+    if found is None:
+        raise RunFolderError(f"{folder} has no checkpoint.")
+    model = config.make_model(config.make_stream())
+    model.load_state_dict(_unpacked(found.about["state"], found.tensors)["learner"]["model"])
+    return model
 
 
 def _record(learning: Learning) -> dict[str, Any]:

@@ -132,7 +132,9 @@ def forgotten(
     return found
 
 
-def _parts(curve: Sequence[float], width: int, regimes: Sequence[Regime]) -> list[tuple[Regime, Sequence[float]]]:
+def _parts(
+    curve: Sequence[float], width: int, regimes: Sequence[Regime]
+) -> list[tuple[Regime, Sequence[float]]]:
     """Return the windows that lie within each regime."""
     stops = [regime.start for regime in regimes[1:]] + [len(curve) * width]
     parts = ((r, curve[-(-r.start // width) : stop // width]) for r, stop in zip(regimes, stops, strict=True))

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numba import njit
+from typing_extensions import override
 
 from linrec.lab.streams.base import Arrays, Drawn, Regime, Stream, spans
 from linrec.lab.streams.glyphs import glyphs
@@ -17,6 +18,8 @@ from linrec.rules import at_least, require
 __all__ = ["BouncingGlyphs", "MackeyGlassDrift", "Sines", "TracePatterning"]
 
 SUBSTEPS = 10
+Predictor: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""A function of inputs (t, f) and targets (t, m) that returns predictions (t, m)."""
 
 
 @dataclass(kw_only=True)
@@ -44,12 +47,15 @@ class Sines(Stream):
         at_least(1, every=self.every, sines=self.sines)
 
     @cached_property
+    @override
     def bounds(self) -> Mapping[str, float]:
-        return measured_bounds(self, {"last value": _last_value, "16 values by least squares": _autoregression})
+        return measured_bounds(self, FORECASTS)
 
+    @override
     def regimes(self, steps: int) -> list[Regime]:
         return [Regime(start, f"frequencies {i + 1}") for i, start, _ in spans(0, steps, self.every)]
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         shape = (self.rows, self.sines)
         phases = carried.get("phases", random.uniform(0, 2 * math.pi, shape))
@@ -63,8 +69,8 @@ class Sines(Stream):
             path = phases[:, None] + moves.cumsum(1)
             phases = path[:, -1] % (2 * math.pi)
             values[:, begin - start + 1 : end - start + 1] = np.sin(path).mean(2)
-        values = values.astype(np.float32)[:, :, None]
-        return Drawn(values[:, :-1], values[:, 1:]), {"phases": phases}
+        series = values.astype(np.float32)[:, :, None]
+        return Drawn(series[:, :-1], series[:, 1:]), {"phases": phases}
 
 
 @dataclass(kw_only=True)
@@ -94,12 +100,18 @@ class MackeyGlassDrift(Stream):
         require(self.tau[0] <= self.tau[1], f"`tau` must be (smallest, largest); got {self.tau}.")
 
     @cached_property
+    @override
     def bounds(self) -> Mapping[str, float]:
-        return measured_bounds(self, {"last value": _last_value, "16 values by least squares": _autoregression})
+        return measured_bounds(self, FORECASTS)
 
+    @override
     def regimes(self, steps: int) -> list[Regime]:
-        return [Regime(start, "longer" if i % 2 == 0 else "shorter") for i, start, _ in spans(0, steps, self.every)]
+        return [
+            Regime(start, "longer" if i % 2 == 0 else "shorter")
+            for i, start, _ in spans(0, steps, self.every)
+        ]
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         longest = int(self.tau[1] * SUBSTEPS) + 1
         if not carried:
@@ -113,7 +125,10 @@ class MackeyGlassDrift(Stream):
         series = np.concatenate([carried["values"], values], 1)
         squashed = np.tanh(series - 1).astype(np.float32)
         targets = np.stack([squashed[:, 1 : self.block + 1], squashed[:, self.ahead :]], 2)
-        return Drawn(squashed[:, : self.block, None], targets), {"past": past, "values": series[:, -self.ahead :]}
+        return Drawn(squashed[:, : self.block, None], targets), {
+            "past": past,
+            "values": series[:, -self.ahead :],
+        }
 
 
 @njit(cache=True)
@@ -166,20 +181,23 @@ class TracePatterning(Stream):
         require(0 < self.discount < 1, f"`discount` must be in (0, 1); got {self.discount}.")
 
     @cached_property
+    @override
     def bounds(self) -> Mapping[str, float]:
         return measured_bounds(self, {"best constant": _constant})
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         of_stream = self.random(0, 1)
         patterns = np.array([[i >> bit & 1 for bit in range(6)] for i in range(64) if i.bit_count() == 3])
         valid = np.isin(np.arange(20), of_stream.permutation(20)[:10])
-        most = self.block + self.pause[1] + self.rest[1]
         inputs = np.zeros((self.rows, self.block, 12), np.float32)
         targets = np.zeros((self.rows, self.block, 1), np.float32)
         rates = 1 / np.arange(10, 60, 10)
         inputs[:, :, 6:11] = random.random((self.rows, self.block, 5)) < rates
         # a trial that began before: when its reward comes, and when the next trial begins
-        reward, following = (carried.get(name, np.full(self.rows, of)) for name, of in (("reward", -1), ("next", 0)))
+        reward, following = (
+            carried.get(name, np.full(self.rows, of)) for name, of in (("reward", -1), ("next", 0))
+        )
         reward, following = reward.copy(), following.copy()
         for row in range(self.rows):
             begin = 0
@@ -192,9 +210,14 @@ class TracePatterning(Stream):
                 inputs[row, end, :6] = patterns[chosen]
                 pause = int(random.integers(self.pause[0], self.pause[1] + 1))
                 reward[row] = end + pause if valid[chosen] else -1
-                begin, following[row] = end, end + pause + int(random.integers(self.rest[0], self.rest[1] + 1))
-        assert following.max() < most
-        return Drawn(inputs, targets), {"reward": np.where(reward < self.block, -1, reward - self.block), "next": following - self.block}
+                begin, following[row] = (
+                    end,
+                    end + pause + int(random.integers(self.rest[0], self.rest[1] + 1)),
+                )
+        return Drawn(inputs, targets), {
+            "reward": np.where(reward < self.block, -1, reward - self.block),
+            "next": following - self.block,
+        }
 
     def _reward(self, inputs: np.ndarray, targets: np.ndarray, begin: int, end: int, reward: int) -> None:
         """Write a trial's reward, and its returns, between two steps."""
@@ -208,7 +231,7 @@ class TracePatterning(Stream):
 
 @dataclass(kw_only=True)
 class BouncingGlyphs(Stream):
-    """Predict the next frame of films of two glyphs that bounce off the edges: digits, then letters, then shapes.
+    """Predict the next frame of films of two bouncing glyphs: digits, then letters, then shapes.
 
         frame_t = max over the glyphs at their positions,    y_t = frame_{t+1}
 
@@ -236,17 +259,24 @@ class BouncingGlyphs(Stream):
         at_least(1, films=self.films)
 
     @cached_property
+    @override
     def bounds(self) -> Mapping[str, float]:
         return measured_bounds(self, {"last frame": _last_value})
 
+    @override
     def regimes(self, steps: int) -> list[Regime]:
         every = self.films * self.frames
-        return [Regime(start, ("digits", "letters", "shapes")[i % 3]) for i, start, _ in spans(0, steps, every)]
+        return [
+            Regime(start, ("digits", "letters", "shapes")[i % 3]) for i, start, _ in spans(0, steps, every)
+        ]
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         n = self.block // self.frames
         numbers = start // self.frames + np.arange(n)
-        drawn = np.stack([self._film(random, int(i) // self.films % 3) for _ in range(self.rows) for i in numbers])
+        drawn = np.stack(
+            [self._film(random, int(i) // self.films % 3) for _ in range(self.rows) for i in numbers]
+        )
         frames = drawn.reshape(self.rows, self.block, -1)
         targets = np.concatenate([drawn[:, 1:], np.full_like(drawn[:, :1], np.nan)], 1)
         return Drawn(frames, targets.reshape(frames.shape)), {}
@@ -274,12 +304,14 @@ class BouncingGlyphs(Stream):
         return film
 
 
-def measured_bounds(stream: Stream, ways: Mapping[str, object]) -> dict[str, float]:
-    """Return the mean squared errors of simple predictors on the first 20,000 steps of the stream's first row."""
+def measured_bounds(stream: Stream, ways: Mapping[str, Predictor]) -> dict[str, float]:
+    """Return mean squared errors of simple predictors, on the first 20,000 steps of one row."""
     piece = dataclasses.replace(stream, rows=1).read(20_000)
     inputs, targets = piece.inputs[0].double().numpy(), piece.targets[0].double().numpy()
     kept = ~np.isnan(targets[:, 0])
-    return {name: float(np.mean((way(inputs, targets)[kept] - targets[kept]) ** 2)) for name, way in ways.items()}
+    return {
+        name: float(np.mean((way(inputs, targets)[kept] - targets[kept]) ** 2)) for name, way in ways.items()
+    }
 
 
 def _last_value(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -304,3 +336,9 @@ def _autoregression(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         P = (P - np.outer(k, x @ P)) / forgetting
         P = (P + P.T) / 2
     return found
+
+
+FORECASTS: Mapping[str, Predictor] = {
+    "last value": _last_value,
+    "16 values by least squares": _autoregression,
+}

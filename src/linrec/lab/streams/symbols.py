@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 import linrec
 from linrec.lab.streams.base import Arrays, Drawn, Regime, Stream, entropy, spans
@@ -54,6 +55,7 @@ class AddMemory(Stream):
         )
 
     @property
+    @override
     def bounds(self) -> Mapping[str, float]:
         first, second = np.meshgrid([0, 1], [0, 1])
         p = 0.5 + 0.5 * first - 0.25 * second
@@ -63,9 +65,11 @@ class AddMemory(Stream):
             "both delays": entropy(p),
         }
 
+    @override
     def regimes(self, steps: int) -> list[Regime]:
         return [Regime(start, str(self._delays(i))) for i, start, _ in spans(0, steps, self.every)]
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         longest = max(self.longest, *self.delays)
         past = carried.get("coins", np.zeros((self.rows, longest), np.int64))
@@ -119,12 +123,15 @@ class DelayCopy(Stream):
         return self.symbols
 
     @property
+    @override
     def bounds(self) -> Mapping[str, float]:
         return {"without memory": math.log(self.symbols), "whole memory": 0.0}
 
+    @override
     def regimes(self, steps: int) -> list[Regime]:
         return [Regime(start, f"delay {self._delay(i)}") for i, start, _ in spans(0, steps, self.every)]
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         longest = max(self.delays)
         past = carried.get("symbols", np.full((self.rows, longest), NO_TARGET))
@@ -181,9 +188,11 @@ class Texts(Stream):
             pairs.append(_entropy_of(text[:-1].astype(np.int64) * 256 + text[1:]) - _entropy_of(text[:-1]))
         return {"bytes": float(np.mean(single)), "pairs of bytes": float(np.mean(pairs))}
 
+    @override
     def regimes(self, steps: int) -> list[Regime]:
         return [Regime(start, "ABA"[i % 3]) for i, start, _ in spans(0, steps, self.every)]
 
+    @override
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
         inputs = np.empty((self.rows, self.block), np.int64)
         targets = np.empty((self.rows, self.block), np.int64)
