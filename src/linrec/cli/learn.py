@@ -1,6 +1,7 @@
 """`linrec learn STREAM`: learn online from a stream."""
 
 import ast
+import dataclasses
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config
 from linrec.lab.train import load_run
 from linrec.lab.train.processes import program
 
-FIELDS = ("follow", "learner", "mixer", "d_model", "n_layers", "chunk", "lr", "clip_norm", "rows", "seed")
+ARGUMENTS = ("learner_args", "stream_args", "mixer_args")
+# the other fields of LearnConfig are options of the same name
+FIELDS = tuple(field.name for field in dataclasses.fields(LearnConfig) if field.name not in ARGUMENTS)
 
 
 def run(words: list[str]) -> int:
@@ -59,14 +62,9 @@ def run(words: list[str]) -> int:
 
 
 def _config(options: LearnOptions) -> LearnConfig:
-    named: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
-    given = {
-        name: arguments(name, getattr(options, name))
-        for name in ("learner_args", "stream_args", "mixer_args")
-    }
-    return LearnConfig(
-        options.stream, window=options.window, checkpoint_every=options.checkpoint_every, **named, **given
-    )
+    given: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
+    given |= {name: arguments(name, getattr(options, name)) for name in ARGUMENTS}
+    return LearnConfig(**given)
 
 
 def arguments(option: str, words: Sequence[str]) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Streams that somebody gives: a file, a file that grows, or standard input."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -44,13 +45,8 @@ class GivenStream:
     step: int = field(default=0, init=False)
     _offset: int = field(default=0, init=False, repr=False)
     _last: list[float] = field(default_factory=list, init=False, repr=False)
-    _file: BinaryIO | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        try:
-            self._file = sys.stdin.buffer if self.path is None else Path(self.path).expanduser().open("rb")
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {reason(error)}.") from error
         self.is_table = self.path is not None and Path(self.path).suffix == ".csv"
         self.vocab_size = None if self.is_table else 256
         self.n_features = None
@@ -90,26 +86,28 @@ class GivenStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a place of the file; standard input goes on with what comes."""
         self.step, self._offset, self._last = state["step"], state["offset"], list(state["last"])
-        if self.path is not None and self._file is not None:
-            self._file.seek(self._offset)
 
     def _values(self, n: int) -> list[list[float]]:
         """Return the next values: bytes, or rows of numbers; fewer at the end."""
-        found: list[list[float]] = []
-        for part in self._parts(n):
-            self._offset += len(part)
-            found.append(self._row(part) if self.is_table else [float(part[0])])
-        return found
+        try:
+            with contextlib.ExitStack() as stack:
+                file: BinaryIO = sys.stdin.buffer
+                if self.path is not None:
+                    file = stack.enter_context(Path(self.path).expanduser().open("rb"))
+                    file.seek(self._offset)
+                return [self._row(part) for part in self._parts(file, n)]
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {reason(error)}.") from error
 
-    def _parts(self, n: int) -> Iterator[bytes]:
+    def _parts(self, file: BinaryIO, n: int) -> Iterator[bytes]:
         """Yield at most n bytes, or lines of a table; wait for them with `follow`."""
-        assert self._file is not None
         held = b""
         while n:
-            part = self._file.readline() if self.is_table else self._file.read(1)
+            part = file.readline() if self.is_table else file.read(1)
             held += part
             whole = held.endswith(b"\n") if self.is_table else bool(held)
             if whole:
+                self._offset += len(held)
                 yield held
                 held, n = b"", n - 1
             elif self.follow:
@@ -124,6 +122,9 @@ class GivenStream:
                 return
 
     def _row(self, line: bytes) -> list[float]:
+        """Return the numbers of a line of a table, or a byte."""
+        if not self.is_table:
+            return [float(line[0])]
         try:
             row = [float(word) for word in line.split(b",")]
         except ValueError:

@@ -236,7 +236,8 @@ def learn(
     Args:
         config: what to learn.
         folder: the run folder; a new one unless `resume`.
-        steps: number of steps in all; None goes on until the stream ends, or the run is stopped.
+        steps: number of steps in all, up to whole chunks; None goes on until the stream ends, or the run is
+            stopped.
         resume: whether to go on from the folder's checkpoint.
         model: a trained model to start from.
         device: where to compute.
@@ -265,19 +266,17 @@ def learn(
             save_checkpoint(folder, learning.checkpoint())
         with append_to(folder / METRICS) as metrics:
             while steps is None or learning.steps < steps:
-                now = learning.steps
-                ends = [now + config.chunk, (now // config.window + 1) * config.window]
-                ends.append((now // config.checkpoint_every + 1) * config.checkpoint_every)
-                if steps is not None:
-                    ends.append(steps)
-                if not learning.advance(min(ends) - now):
+                before, points = learning.steps, len(learning.scores.curve)
+                # whole chunks, whatever `steps` is: where a run stops changes no update
+                if not learning.advance(config.chunk):
                     break
-                if learning.steps % config.window == 0:
+                if len(learning.scores.curve) != points:
                     metrics.write(json_line(_record(learning)))
                     metrics.flush()
                     if told is not None:
                         told(learning)
-                if learning.steps % config.checkpoint_every == 0 or interrupt.requested:
+                passed = before // config.checkpoint_every != learning.steps // config.checkpoint_every
+                if passed or interrupt.requested:
                     save_checkpoint(folder, learning.checkpoint())
                 if interrupt.requested:
                     raise InterruptedRunError(
