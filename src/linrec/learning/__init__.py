@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown
-from linrec.learning.learner import Learner, Step, step_losses
+from linrec.learning.learner import Learner, Learnt, Step, step_losses
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.windows import BPTT, TBPTT
 
@@ -23,6 +23,7 @@ __all__ = [
     "DenseRTRL",
     "FocusedBackpropagation",
     "Learner",
+    "Learnt",
     "OnlineLRU",
     "Step",
     "build_learner",
