@@ -33,6 +33,7 @@ import torch
 from linrec import learning, mixers, ops
 from linrec.lab import streams, tasks
 from linrec.lab.bench import SUITES
+from linrec.lab.report.over_seeds import format_mean_and_spread
 from linrec.lab.train import recipe_names
 from linrec.lab.train.recipes import recipe_summary
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
@@ -301,6 +302,16 @@ def mixer_imports() -> str:
 
 
 PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
+def online_runs() -> str:
+    """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
+    losses: dict[str, list[float]] = {}
+    for line in (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
+    rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
+    return markdown_table(("learner", "cross-entropy in nats", "seeds"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "families": family_tables,
@@ -308,6 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memories": memory_table,
     "tasks": task_table,
     "recipes": recipe_table,
+    "online_runs": online_runs,
     "irregular": irregular_table,
     "mixer_literal": mixer_literal,
     "mixer_imports": mixer_imports,
