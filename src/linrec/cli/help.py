@@ -44,6 +44,14 @@ suites:
 `linrec bench queue --help` shows its options.
 """
 
+LEARN = """
+streams:
+{streams}
+
+learners:
+{learners}
+"""
+
 
 def of_command(words: list[str]) -> bool:
     """Print the help of a command if the words contain -h or --help; return whether the help was printed."""
@@ -62,6 +70,9 @@ def of_command(words: list[str]) -> bool:
     except SystemExit:
         if command == "bench":
             print(BENCH.format(suites=_lines(_listing("suites"))), end="")
+        if command == "learn":
+            listed = {kind: _lines(_listing(kind)) for kind in ("streams", "learners")}
+            print(LEARN.format(**listed), end="")
     return True
 
 
