@@ -13,7 +13,7 @@ import torch
 
 from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, get_recipe
-from linrec.lab.train.state import deterministic, matmul_precision
+from linrec.lab.train.fabric import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.arguments import mixer_parameters

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.lab.bench.variants import parse_variant
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.regional import compiling, with_parts_compiled

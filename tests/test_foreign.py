@@ -38,7 +38,7 @@ from linrec.lab.train import (
     fit,
     load_run,
 )
-from linrec.lab.train.metrics import MetricsLog, read_metrics
+from linrec.lab.train.records import MetricsLog, read_metrics
 from linrec.models import ModelConfig
 from linrec.text import DataError, load_tokenizer, read_tokenizer
 from tests.tiers import thorough

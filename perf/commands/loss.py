@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from linrec.errors import unknown
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from perf.commands.ops import budget_of
 from perf.commands.results import Options, RefusedError, about, file_name, measure_rows
 from perf.loss import LIGER, LOSSES, QUICK, ROWS, measure_loss

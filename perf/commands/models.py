@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from linrec.errors import unknown
-from linrec.lab.train.interrupt import Interrupt
+from linrec.lab.train.progress import Interrupt
 from perf.commands.results import Options, RefusedError, about, file_name, say, write
 from perf.encoders import BASELINE, ENCODERS, Encoder, Size
 from perf.memory import OUT_OF_MEMORY

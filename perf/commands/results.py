@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from linrec.lab.train.provenance import provenance
+from linrec.lab.train.records import provenance
 from perf.rows import R, select
 
 Device: TypeAlias = Literal["cuda", "cpu"]

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from linrec.lab.train import LoopConfig
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.models import ModelConfig
 from linrec.models.pattern import spelled
 from perf.commands.results import Options, RefusedError, about, check_profile, file_name, say, write

@@ -29,7 +29,7 @@ from linrec.lab.bench.variants import split_list
 from linrec.lab.bench.widths import Sizes, equally_many
 from linrec.lab.report.over_seeds import format_mean_and_spread, mean_and_spread
 from linrec.lab.report.scores import FORMATS
-from linrec.lab.train.processes import program
+from linrec.lab.train.fabric import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""

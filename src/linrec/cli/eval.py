@@ -7,12 +7,12 @@ import shlex
 from rich.console import Console
 from rich.table import Table
 
-from linrec.cli.device import device_of
 from linrec.cli.options import EvalOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, printable
 from linrec.lab.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
 from linrec.lab.train import load_run
+from linrec.lab.train.fabric import device_of
 
 
 def run(words: list[str]) -> int:

@@ -5,13 +5,13 @@ import shlex
 from rich.console import Console
 from rich.table import Table
 
-from linrec.cli.device import device_of
 from linrec.cli.options import InspectOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
 from linrec.lab.inspection import write_inspection
 from linrec.lab.inspection.page import table
 from linrec.lab.train import load_run
+from linrec.lab.train.fabric import device_of
 
 
 def run(words: list[str]) -> int:

@@ -8,9 +8,9 @@ import pytest
 
 from linrec import mixers
 from linrec.cli.parsing import option_names, parse
+from linrec.cli.train import config_of, options_type
 from linrec.lab.train import get_recipe, recipe_names
 from linrec.lab.train.config import config_from_dict, config_to_dict
-from linrec.lab.train.options import config_of, options_type
 from linrec.models.arguments import complete_mixer_args
 
 

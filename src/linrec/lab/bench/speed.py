@@ -13,9 +13,8 @@ from torch import Tensor
 from linrec.lab.tasks import Batch, PairedTask
 from linrec.lab.train import TrainConfig
 from linrec.lab.train.data import on_device
-from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.fabric import make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
-from linrec.lab.train.state import matmul_precision
 from linrec.lab.train.step import Objective, train_step
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from linrec.lab.tasks import LanguageModeling, SplitName, TokenSplit
 from linrec.lab.tasks.base import SPLIT_NAMES
 from linrec.lab.train import ConfigError, Run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.text import CharacterTokenizer, DataError, Tokenizer
 
 __all__ = ["ChosenText", "choose_text"]

@@ -18,9 +18,8 @@ from linrec.lab.evaluation.text import ChosenText
 from linrec.lab.report import style
 from linrec.lab.report.perplexity import FILE, draw_perplexity
 from linrec.lab.train import ConfigError, Run, RunFolderError
-from linrec.lab.train.language import language_task, tokenizer_of
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.run import write_json
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import language_task, tokenizer_of, write_json
 from linrec.literals import Precision
 
 __all__ = ["Evaluation", "evaluate_run"]

@@ -16,7 +16,7 @@ from linrec.lab.evaluation import choose_text
 from linrec.lab.tasks import LanguageModeling, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.text import Tokenizer
 
 __all__ = ["InspectedTokens", "choose_tokens"]

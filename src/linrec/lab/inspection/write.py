@@ -15,7 +15,7 @@ from linrec.lab.inspection.statistics import BINS, forgetting, histogram, reach,
 from linrec.lab.inspection.tokens import InspectedTokens, choose_tokens
 from linrec.lab.tasks import SplitName
 from linrec.lab.train import ConfigError, Run, RunFolderError
-from linrec.lab.train.provenance import provenance
+from linrec.lab.train.records import provenance
 from linrec.lab.train.run import write_json
 from linrec.models.pattern import spelled
 

@@ -15,7 +15,7 @@ from linrec.lab.publishing.card import model_card
 from linrec.lab.publishing.harness import read_tasks
 from linrec.lab.report.perplexity import read_perplexity
 from linrec.lab.train import Run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.tensor_files import seal
 from linrec.text.packages import one_line
 

@@ -16,7 +16,7 @@ from linrec.lab.report.tables import ROWS, has_table
 from linrec.lab.tasks import judged_by
 from linrec.lab.train import ConfigError, RunFolderError, UntrustedCodeError
 from linrec.lab.train.config import config_from_dict
-from linrec.lab.train.result import Scores
+from linrec.lab.train.records import Scores
 
 __all__ = ["Comparison", "compare_arms", "compare_runs"]
 

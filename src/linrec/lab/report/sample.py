@@ -13,7 +13,7 @@ from linrec.generation import stream
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import Run
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
-from linrec.lab.train.language import tokenizer_of
+from linrec.lab.train.run import tokenizer_of
 from linrec.text import Tokenizer
 
 __all__ = ["SAMPLE", "check_sample", "has_weights", "is_language_model", "sample_text"]

@@ -16,7 +16,7 @@ from linrec.files import inside, json_line, parse_json, reason, replacing
 from linrec.lab.report.perplexity import CURE, FILE, Perplexity
 from linrec.lab.report.sample import SAMPLE, check_sample
 from linrec.lab.train import RunFolderError
-from linrec.lab.train.metrics import check_metrics
+from linrec.lab.train.records import check_metrics
 from linrec.lab.train.run import Records, checked
 
 __all__ = ["CURVES", "ROWS", "RUN", "Stored", "check_job", "has_table", "read_table", "write_table"]

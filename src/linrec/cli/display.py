@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from linrec.lab.train.result import Progress
+from linrec.lab.train.progress import Progress
 
 
 class Display:
@@ -17,11 +17,6 @@ class Display:
     Args:
         names: names of the runs, a table row for each.
         console: console to write to; None is standard output.
-
-    Example:
-        >>> with Display(["data"], Console(force_terminal=False, width=80)) as display:
-        ...     display.update("data", Progress(20, 40, loss=1.5, accuracy=0.25, steps_per_second=10.0))
-        data: step 20/40, loss 1.500, accuracy 0.250, 10.0 steps/s, 0:02 left
     """
 
     def __init__(self, names: Sequence[str], console: Console | None = None) -> None:
