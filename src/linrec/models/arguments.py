@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from linrec import mixers
-from linrec.errors import nearest
+from linrec.errors import unknown_argument
 
 __all__ = ["complete_mixer_args", "mixer_parameters"]
 
@@ -46,8 +46,7 @@ def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) 
     parameters = mixer_parameters(mixer)
     for name in given:
         if name not in parameters:
-            hint = f"; did you mean {nearest(name, parameters)!r}?" if parameters else "."
-            raise ValueError(f"the mixer {mixer!r} has no argument {name!r}{hint}")
+            raise unknown_argument(f"mixer {mixer!r}", name, parameters)
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     return {
         name: given[name] if name in given else defaults[name]
