@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.evaluation.lengths import default_lengths
 from linrec.lab.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
 from linrec.lab.evaluation.text import ChosenText
