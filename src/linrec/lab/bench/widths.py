@@ -7,8 +7,6 @@ import sys
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from linrec.mixers import Mixer
 from linrec.models import (
@@ -18,6 +16,7 @@ from linrec.models import (
     SequenceClassifierConfig,
     StackMemory,
 )
+from linrec.trees import leaves
 
 __all__ = ["Sizes", "equally_many", "sizes", "with_parameters"]
 
@@ -103,7 +102,7 @@ def _starts_empty(mixer: Mixer) -> bool:
     except Exception:
         # training does not call `init_state`, so a user's mixer may lack it
         return False
-    return any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in tree_leaves(state))
+    return any(not leaf.numel() for leaf in leaves(state))
 
 
 def with_parameters(

@@ -13,6 +13,7 @@ from torch.nn import functional
 from linrec.lab.train.config import OptimConfig
 from linrec.lab.train.fabric import whole
 from linrec.nn.parameters import groups_of
+from linrec.torch_private import lerp_all, shrink_and_subtract
 
 # coefficients of the odd polynomial that Muon's author published: steep at zero; five iterations map every
 # singular value above 0.002 into [0.68, 1.21]
@@ -77,11 +78,10 @@ class Muon(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         means = [self.state[parameter]["momentum"] for parameter in parameters]
-        torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
-        directions = torch._foreach_lerp(gradients, means, group["momentum"])
+        lerp_all(means, gradients, 1 - group["momentum"], in_place=True)
+        directions = lerp_all(gradients, means, group["momentum"], in_place=False)
         directions = orthogonalized(torch.stack(directions)) * (scale * group["lr"])
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_sub_(parameters, list(directions.unbind()))
+        shrink_and_subtract(parameters, 1 - group["lr"] * group["weight_decay"], list(directions.unbind()))
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

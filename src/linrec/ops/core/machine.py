@@ -7,6 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from linrec.torch_private import tracing_export
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -23,13 +25,11 @@ def _constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
 def exporting() -> bool:
     """Return whether torch.export is tracing.
 
-    `torch.compiler.is_exporting` should mean the same, but in torch 2.11 it is also true under torch.compile.
-
     Example:
         >>> exporting()
         False
     """
-    return torch.compiler._is_exporting_flag
+    return tracing_export()
 
 
 @_constant_in_graphs
