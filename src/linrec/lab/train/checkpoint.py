@@ -13,7 +13,7 @@ import contextlib
 import os
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,16 +151,13 @@ def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> Non
 
 
 def check_state(
-    checkpoint: Checkpoint, folder: Path, moments: Mapping[str, Set[str]], total_steps: int
+    checkpoint: Checkpoint,
+    folder: Path,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    total_steps: int,
 ) -> None:
-    """Raise CheckpointError unless a run can resume from a checkpoint; the best model's has weights only.
-
-    Args:
-        checkpoint: the checkpoint.
-        folder: the run folder, for the message.
-        moments: names of the optimiser's state tensors, by parameter name.
-        total_steps: steps of the whole run.
-    """
+    """Raise CheckpointError unless a run can resume from a checkpoint; the best model's has weights only."""
     absent = [name for name in ("step", "seconds", "python_random") if name not in checkpoint.about]
     absent += [name for name in ("metrics.window",) if name not in checkpoint.tensors]
     if absent:
@@ -173,7 +170,10 @@ def check_state(
             f"the checkpoint in {folder} is of step {checkpoint.about['step']}, and its configuration has "
             f"{total_steps} steps in total: pass more epochs or steps."
         )
-    for name, wanted in moments.items():
+    owners = _owners(optimizers)
+    for name, parameter in model.named_parameters():
+        muon = isinstance(owners[parameter], Muon)
+        wanted = {"momentum"} if muon else {"step", "exp_avg", "exp_avg_sq"}
         # a parameter that has not yet received a gradient has no optimiser state
         stored = checkpoint.part(f"optimizer.{name}.").keys()
         if stored and stored != wanted:
@@ -289,16 +289,6 @@ def restore_state(
 def carried_state(checkpoint: Checkpoint, like: Tree, device: torch.device) -> Tree:
     """Return the argument `carried` of `gather_state` on a device, in the structure of the state `like`."""
     return map_tree(lambda part: part.to(device), filled(like, "carried", checkpoint.tensors))
-
-
-def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Set[str]]:
-    """Return the names of the optimiser's state tensors for every parameter, by the parameter's name."""
-    owners = _owners(optimizers)
-    adamw, muon = {"step", "exp_avg", "exp_avg_sq"}, {"momentum"}
-    return {
-        name: muon if isinstance(owners[parameter], Muon) else adamw
-        for name, parameter in model.named_parameters()
-    }
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from linrec.lab.train.checkpoint import (
     gather_weights,
     load_best,
     load_checkpoint,
-    moments,
     restore_state,
     restore_weights,
     save_best,
@@ -237,7 +236,7 @@ def _fit(
     checkpoint = first_ahead(fabric, load_checkpoint, folder, set_aside=True) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
-        check_state(checkpoint, folder, moments(model, optimizers), total_steps)
+        check_state(checkpoint, folder, model, optimizers, total_steps)
         check_weights(checkpoint, model, folder)
         restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]

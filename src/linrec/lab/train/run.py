@@ -267,10 +267,8 @@ def open_run_folder(
             ) from error
         # checked before locking, too: no lock file may be left in a folder that is not a run
         _check_unused(folder)
-        try:
+        with writing(f"create the folder {folder}", RunFolderError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"could not create the folder {folder}: {reason(error)}.") from error
         held.enter_context(lock_run_folder(folder))
         _check_unused(folder)
     if tokenizer is not None:
@@ -278,10 +276,8 @@ def open_run_folder(
     # written first, because this file makes the run resumable
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
     if tokenizer is not None:
-        try:
+        with writing(f"write the tokenizer to {folder}"):
             tokenizer.save(folder)
-        except OSError as error:
-            raise TrainError(f"could not write the tokenizer to {folder}: {reason(error)}.") from error
     return about["command"]
 
 
@@ -346,12 +342,19 @@ def _check_unused(folder: Path) -> None:
             )
 
 
+@contextmanager
+def writing(what: str, kind: type[TrainError] = TrainError) -> Iterator[None]:
+    """Turn an OSError within the context, such as a full disk, into an error that says what failed."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"could not {what}: {reason(error)}.") from error
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file as `linrec.files.write_json` does; an OSError becomes a TrainError."""
-    try:
+    with writing(f"write {path}"):
         files.write_json(path, content)
-    except OSError as error:
-        raise TrainError(f"could not write {path}: {reason(error)}.") from error
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from torch import nn
 
 from linrec import mixers
 from linrec.convert import ConversionError, from_hugging_face, from_rwkv_lm
-from linrec.errors import ConfigError, RunFolderError, TrainError
-from linrec.files import read_json, reason
+from linrec.errors import ConfigError, RunFolderError
+from linrec.files import read_json
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
 from linrec.lab.train.config import TrainConfig, config_to_dict
 from linrec.lab.train.records import provenance
-from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json
+from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json, writing
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
 from linrec.text import Tokenizer, load_tokenizer
 from linrec.text.tokenizer import FILE
@@ -134,18 +134,15 @@ def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: in
     config = TrainConfig(NAME, task, start.model.config)
     about = {"command": command, "total_steps": 0, **provenance(torch.device("cpu")), "processes": 1}
     about["tokenizer"] = tokenizer.fingerprint
-    try:
-        out.mkdir(parents=True)
-    except FileExistsError:
-        raise RunFolderError(f"{out} already exists; pass another --out.") from None
-    except OSError as error:
-        raise RunFolderError(f"could not create the folder {out}: {reason(error)}.") from error
+    with writing(f"create the folder {out}", RunFolderError):
+        try:
+            out.mkdir(parents=True)
+        except FileExistsError:
+            raise RunFolderError(f"{out} already exists; pass another --out.") from None
     tensors = {f"model.{name}": tensor for name, tensor in start.model.state_dict().items()}
     with lock_run_folder(out):
-        try:
+        with writing(f"write the tokenizer to {out}"):
             tokenizer.save(out)
-        except OSError as error:
-            raise TrainError(f"could not write the tokenizer to {out}: {reason(error)}.") from error
         save_checkpoint(out, Checkpoint(tensors, {"step": 0, "seconds": 0.0}))
         # written last, because this file makes the folder a run folder
         write_json(out / CONFIG, {"recipe": NAME, **about, "config": config_to_dict(config)})
