@@ -21,7 +21,7 @@ from linrec.lab.distillation import distill
 from linrec.lab.evaluation import choose_text, evaluate_windows
 from linrec.lab.tasks import NO_TARGET
 from linrec.lab.train import load_run
-from linrec.lab.train.provenance import provenance
+from linrec.lab.train.records import provenance
 from linrec.lab.train.run import write_json
 from linrec.nn.long_filters import Filter
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from linrec import mixers
 from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, get_recipe
-from linrec.lab.train.state import deterministic, matmul_precision
+from linrec.lab.train.fabric import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.compilation import compiling

@@ -26,7 +26,7 @@ from rich.console import Console
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.lab.train.provenance import provenance
+from linrec.lab.train.records import provenance
 from linrec.testing import assert_agree
 from perf.timing import Bench, Budget, Windows, why
 

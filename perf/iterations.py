@@ -12,8 +12,8 @@ from rich.console import Console
 
 from linrec.errors import RunFolderError
 from linrec.lab.train import load_run
+from linrec.lab.train.fabric import seed_all
 from linrec.lab.train.run import Run
-from linrec.lab.train.state import seed_all
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from linrec.lab.train import get_recipe
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.ops import gate_loop, scan
 from perf.engine import Row, outputs_and_gradients

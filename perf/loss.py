@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.models.compilation import compiling
 from linrec.nn.cross_entropy import linear_cross_entropy
 from perf import engine

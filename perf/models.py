@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.lab.train import LoopConfig, OptimConfig
-from linrec.lab.train.fabric import make_fabric
-from linrec.lab.train.interrupt import Interrupt
+from linrec.lab.train.fabric import make_fabric, matmul_precision, seed_all
 from linrec.lab.train.optim import make_optimizers
-from linrec.lab.train.state import matmul_precision, seed_all
+from linrec.lab.train.progress import Interrupt
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import SequenceClassifier
 from perf.encoders import BASELINE, ENCODERS, Encoder, Size

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from linrec.lab.bench.variants import parse_variant
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.compilation import compiling, with_parts_compiled

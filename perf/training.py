@@ -14,9 +14,15 @@ from torch import Tensor, nn
 
 from linrec.lab.train import LoopConfig, OptimConfig, get_recipe
 from linrec.lab.train.config import complete_mixer_args
-from linrec.lab.train.fabric import Fabric, make_fabric, uses_compile
+from linrec.lab.train.fabric import (
+    Fabric,
+    deterministic,
+    make_fabric,
+    matmul_precision,
+    seed_all,
+    uses_compile,
+)
 from linrec.lab.train.optim import make_optimizers, set_learning_rate
-from linrec.lab.train.state import deterministic, matmul_precision, seed_all
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset

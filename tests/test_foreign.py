@@ -38,7 +38,7 @@ from linrec.lab.train import (
     fit,
     load_run,
 )
-from linrec.lab.train.metrics import MetricsLog, read_metrics
+from linrec.lab.train.records import MetricsLog, read_metrics
 from linrec.models import ModelConfig
 from linrec.text import DataError, load_tokenizer, read_tokenizer
 from tests.tiers import thorough
@@ -227,7 +227,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "mixer", ["min_gru", None], "`model.mixer` must be"),
     ("model", "mixer", "min\x1b[31mgru", r"got 'min\x1b[31mgru'"),
     ("model", "mixer_args", [], "`model.mixer_args` must be an object; got ()"),
-    ("model", "mixer_args", {"normalize": "x"}, "has no argument 'normalize'"),
+    ("model", "mixer_args", {"normalize": "x"}, "called 'normalize'"),
     ("model", "norm_eps", float("nan"), "`norm_eps` must be above 0; got nan"),
     ("model", "logit_cap", "high", "`model.logit_cap` must be a number or null; got 'high'"),
     ("task", "name", 3, "`task.name` must be a text"),

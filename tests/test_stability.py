@@ -21,7 +21,18 @@ LISTED = {
     for module, names in re.findall(r"^\| `linrec\.([\w.]+)` \| (`.*) \|$", PAGE, re.MULTILINE)
 }
 # modules of the inside: the reference describes them under "Inside"
-INTERNAL = {"__main__", "cli", "extras", "field_types", "files", "literals", "restored", "rules"}
+INTERNAL = {
+    "__main__",
+    "cli",
+    "discovery",
+    "extras",
+    "field_types",
+    "files",
+    "literals",
+    "restored",
+    "rules",
+    "torch_private",
+}
 INTERNAL |= {"lab.publishing", "tensor_files", "trees"}
 
 

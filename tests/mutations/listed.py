@@ -174,7 +174,7 @@ MUTATIONS = (
         ("tests/test_testing.py",),
     ),
     Mutation(
-        "lab/train/state.py",
+        "lab/train/checkpoint.py",
         "            set_random(state)\n",
         "            pass\n",
         "resume: torch's random state is not that of the checkpoint",

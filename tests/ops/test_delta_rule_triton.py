@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.ops import delta_rule
 from linrec.ops.delta_rule import triton
 from linrec.ops.matrix import triton as chunks

@@ -28,7 +28,8 @@ from linrec.lab.bench.schedule import outcome_of
 from linrec.lab.bench.variants import split_list
 from linrec.lab.report.records import JOB
 from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
-from linrec.lab.train.processes import program
+from linrec.lab.train.fabric import program
+from linrec.rules import at_least
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""
@@ -189,16 +190,13 @@ def _check(options: BenchOptions) -> None:
         raise ValueError("`--mixers` needs at least one name, such as --mixers gate_loop gla attention.")
     if not options.seeds or min(options.seeds) < 0:
         raise ValueError(f"`--seeds` must be integers of at least 0; got {list(options.seeds)}.")
-    if len(set(options.seeds)) < len(options.seeds):
-        raise ValueError(f"`--seeds` must be different; got {list(options.seeds)}.")
-    if options.workers < 1:
-        raise ValueError(f"`--workers` must be at least 1; got {options.workers}.")
     if not all(0 < lr < math.inf for lr in options.lrs):
         raise ValueError(f"`--lrs` must be positive and finite; got {list(options.lrs)}.")
-    if len(set(options.lrs)) < len(options.lrs):
-        raise ValueError(f"`--lrs` must be different; got {list(options.lrs)}.")
-    if options.parameters is not None and options.parameters < 1:
-        raise ValueError(f"`--parameters` must be at least 1; got {options.parameters}.")
+    for name, given in (("--seeds", options.seeds), ("--lrs", options.lrs)):
+        if len(set(given)) < len(given):
+            raise ValueError(f"`{name}` must be different; got {list(given)}.")
+    counts: dict[str, Any] = {"--workers": options.workers, "--parameters": options.parameters}
+    at_least(1, or_none=True, **counts)
     if options.budget is not None and not options.budget > 0:
         raise ValueError(f"`--budget` must be above 0 minutes; got {options.budget:g}.")
 

@@ -123,7 +123,7 @@ def _run(words: list[str]) -> int:
     except InterruptedRunError as error:
         return _say(error, 130)
     except LostProcessError as error:
-        from linrec.lab.train.processes import says_first
+        from linrec.lab.train.fabric import says_first
 
         # any process may be the one that is left, and the others have no voice
         return _say(error, 1, aloud=says_first())

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from linrec.cli.options import OPTIONS
+from linrec.cli.options import OPTIONS_OF
 from linrec.cli.parsing import parse
 
 TRAIN = """\
@@ -58,15 +58,15 @@ def of_command(words: list[str]) -> bool:
     command, *rest = words
     if not {"-h", "--help"} & {*rest}:
         return False
-    if " ".join(words[:2]) in OPTIONS:
+    if " ".join(words[:2]) in OPTIONS_OF:
         command = " ".join(words[:2])
     if command == "train" and rest[0] in ("-h", "--help"):
         print(train_help(), end="")
         return True
-    if command not in OPTIONS:
+    if command not in OPTIONS_OF:
         return False
     try:
-        parse(OPTIONS[command], ["--help"], f"linrec {command}")
+        parse(OPTIONS_OF[command], ["--help"], f"linrec {command}")
     except SystemExit:
         if command == "bench":
             print(BENCH.format(suites=_lines(_listing("suites"))), end="")

@@ -346,7 +346,7 @@ class DemoOptions:
     out: Path = Path("runs/demo")
 
 
-OPTIONS: dict[str, type[Any]] = {
+OPTIONS_OF: dict[str, type[Any]] = {
     "generate": GenerateOptions,
     "eval": EvalOptions,
     "inspect": InspectOptions,

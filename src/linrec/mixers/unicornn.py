@@ -24,6 +24,7 @@ from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan import leaves_graph
 from linrec.rules import at_least, positive, require
+from linrec.torch_private import transforms_active
 
 __all__ = ["UnICORNN"]
 
@@ -99,7 +100,7 @@ class UnICORNN(NonlinearMixer):
         """Return y of every step, and the last z and y (b, d_model, 2)."""
         start, step = self.started(x, state), self.dt * torch.sigmoid(self.c)
         Vx = self.V(x)
-        transformed = torch._C._are_functorch_transforms_active()
+        transformed = transforms_active()
         if self.reversible and not torch.compiler.is_compiling() and not transformed:
             return self._rebuilt(Vx, step, start, reset)
         if self.reversible and reset is None and leaves_graph(Vx, self.mode):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 from linrec.models.language_model import LanguageModel
+from linrec.torch_private import compiler_options, custom_graph_pass
 
 __all__ = ["compiling", "with_parts_compiled"]
 
@@ -27,21 +28,17 @@ def compiling() -> Iterator[None]:
     these again from tensors that are saved anyway. Weights in half precision are saved nevertheless: casting
     them again takes a kernel per weight.
     """
-    shared = torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64)
     numbered = torch.compiler.config.patch(dynamic_sources=r".*\.layer$")  # type: ignore[attr-defined]
-    frugal = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
-    casts = torch._inductor.config.patch(joint_custom_pre_pass=_saving_casts())
-    with shared, numbered, frugal, casts:
+    with compiler_options(_saving_casts()), numbered:
         yield
 
 
 @functools.cache
 def _saving_casts() -> Any:
     """Return the pass over a graph that marks casts of weights as saved for the backward pass."""
-    # imported here because the compiler's modules take a second to import
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    graph_pass, hash_of_files = custom_graph_pass()
 
-    class SavingCasts(CustomGraphPass):
+    class SavingCasts(graph_pass):  # type: ignore[misc, valid-type]
         def __call__(self, graph: torch.fx.Graph) -> None:
             for node in graph.find_nodes(
                 op="call_function", target=torch.ops.prims.convert_element_type.default
@@ -52,7 +49,7 @@ def _saving_casts() -> Any:
 
         def uuid(self) -> Any:
             # graphs are cached by this number
-            return get_hash_for_files((__file__,))
+            return hash_of_files((__file__,))
 
     return SavingCasts()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from linrec import mixers
-from linrec.errors import nearest, unknown
+from linrec.errors import unknown, unknown_argument
 from linrec.mixers import canonical
 from linrec.models.block import NormPosition
 from linrec.nn.channel_mixing import ChannelMixing
@@ -316,8 +316,7 @@ def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) 
     parameters = mixer_parameters(mixer)
     for name in given:
         if name not in parameters:
-            hint = f"; did you mean {nearest(name, parameters)!r}?" if parameters else "."
-            raise ValueError(f"the mixer {mixer!r} has no argument {name!r}{hint}")
+            raise unknown_argument(f"mixer {mixer!r}", name, parameters)
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     return {
         name: given[name] if name in given else defaults[name]

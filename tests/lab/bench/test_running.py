@@ -29,7 +29,7 @@ from linrec.lab.bench.variants import folder_name
 from linrec.lab.bench.worker import _main, run_job, stop_without
 from linrec.lab.report.records import read_table
 from linrec.lab.train import ConfigError, InterruptedRunError, load_run
-from linrec.lab.train.interrupt import Interrupt
+from linrec.lab.train.progress import Interrupt
 from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"

@@ -11,6 +11,7 @@ import pytest
 from linrec.cli.bench import _spread
 from linrec.cli.options import BenchOptions
 from linrec.cli.parsing import parse, peek
+from linrec.cli.train import config_of, options_type
 from linrec.lab.bench import get_suite, make_jobs
 from linrec.lab.bench.queue import read_queue
 from linrec.lab.bench.rows import make_row, standings
@@ -19,7 +20,6 @@ from linrec.lab.report.records import CURVES, POINTS, read_stored
 from linrec.lab.report.scores import FORMATS, format_mean_and_spread
 from linrec.lab.report.write import means
 from linrec.lab.train import get_recipe
-from linrec.lab.train.options import config_of, options_type
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[3]

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from linrec.field_types import read_content
 from linrec.files import make_subfolder
@@ -32,6 +30,7 @@ from linrec.models import (
     StackMemory,
 )
 from linrec.text import DataError
+from linrec.trees import leaves
 
 __all__ = ["Job", "make_jobs", "write_job"]
 
@@ -310,7 +309,7 @@ def _starts_empty(mixer: Mixer) -> bool:
     except Exception:
         # training does not call `init_state`, so a user's mixer may lack it
         return False
-    return any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in tree_leaves(state))
+    return any(not leaf.numel() for leaf in leaves(state))
 
 
 def with_parameters(

@@ -30,10 +30,9 @@ from linrec.lab.tasks import Batch, PairedTask, Task, judged_by
 from linrec.lab.train import DivergedError, InterruptedRunError, Progress, TrainConfig, fit, load_run
 from linrec.lab.train.config import config_from_dict
 from linrec.lab.train.data import on_device
-from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.fabric import make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.run import write_json
-from linrec.lab.train.state import matmul_precision
 from linrec.lab.train.step import Objective, train_step
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier

@@ -15,16 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from linrec.errors import ConfigError, RunFolderError
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
 from linrec.lab.report import style
 from linrec.lab.report.records import PERPLEXITY
 from linrec.lab.tasks import LanguageModeling, SplitName, TokenSplit
 from linrec.lab.tasks.base import SPLIT_NAMES
 from linrec.lab.train import Run
-from linrec.lab.train.language import language_task, tokenizer_of
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.run import write_json
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import language_task, tokenizer_of, write_json
 from linrec.literals import Precision
 from linrec.text import CharacterTokenizer, DataError, Tokenizer
 

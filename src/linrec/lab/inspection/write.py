@@ -33,9 +33,8 @@ from linrec.lab.report.pages import Picture, Table, render
 from linrec.lab.tasks import LanguageModeling, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
-from linrec.lab.train.language import language_task, tokenizer_of
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.run import write_json
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import language_task, tokenizer_of, write_json
 from linrec.models.config import spelled
 from linrec.text import Tokenizer
 

@@ -7,6 +7,7 @@ from transformers import GenerationConfig
 
 from linrec import __version__
 from linrec.errors import RunFolderError, TrainError
+from linrec.extras import one_line
 from linrec.files import creating, reason
 from linrec.hf.config import LinrecConfig
 from linrec.hf.exchange import to_hugging_face
@@ -15,9 +16,8 @@ from linrec.lab.publishing.card import model_card
 from linrec.lab.publishing.harness import read_tasks
 from linrec.lab.report.records import read_perplexity
 from linrec.lab.train import Run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.tensor_files import seal
-from linrec.text.packages import one_line
 
 __all__ = ["publish", "push"]
 

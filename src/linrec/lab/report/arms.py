@@ -17,7 +17,7 @@ from linrec.lab.report.scores import better, mean_and_spread, score_of
 from linrec.lab.tasks import judged_by
 from linrec.lab.train import ConfigError, Run, RunFolderError, TrainConfig, UntrustedCodeError
 from linrec.lab.train.config import config_from_dict, config_to_dict, flattened
-from linrec.lab.train.result import StoredResult
+from linrec.lab.train.records import StoredResult
 from linrec.models.config import spelled
 
 # settings of logging and hardware, which do not change the training

@@ -16,8 +16,7 @@ from linrec.lab.report.records import CURVES, ROWS, Stored, read_stored, write_t
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import Run, RunFolderError
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
-from linrec.lab.train.language import tokenizer_of
-from linrec.lab.train.run import run_of
+from linrec.lab.train.run import run_of, tokenizer_of
 from linrec.text import DataError, Tokenizer
 
 SAMPLE = "sample"

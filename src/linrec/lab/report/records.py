@@ -18,9 +18,7 @@ from linrec.errors import nearest
 from linrec.field_types import check_content, check_types, read_content
 from linrec.files import inside, json_line, parse_json, read_json, reason, replacing
 from linrec.lab.train import Run, RunFolderError
-from linrec.lab.train.metrics import check_metrics
-from linrec.lab.train.provenance import About
-from linrec.lab.train.result import StoredResult
+from linrec.lab.train.records import About, StoredResult, check_metrics
 from linrec.lab.train.run import CONFIG, Records, read_records, run_of
 
 ROWS = "rows.jsonl"

@@ -20,8 +20,8 @@ from linrec.lab.streams.given import GivenStream
 from linrec.lab.streams.prequential import Prequential, forgotten, recoveries
 from linrec.lab.tasks import NO_TARGET
 from linrec.lab.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from linrec.lab.train.interrupt import Interrupt
-from linrec.lab.train.provenance import provenance
+from linrec.lab.train.progress import Interrupt
+from linrec.lab.train.records import provenance
 from linrec.lab.train.run import CONFIG, RESULT, lock_run_folder
 from linrec.learning import Learner, build_learner
 from linrec.models import LanguageModel, SequenceClassifier, SequenceClassifierConfig

@@ -10,6 +10,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from linrec.torch_private import tracing_export
+
 __all__ = ["Ambient", "checkpointed", "constant_in_graphs", "exporting"]
 
 P = ParamSpec("P")
@@ -106,10 +108,8 @@ def constant_in_graphs(function: Callable[P, R]) -> Callable[P, R]:
 def exporting() -> bool:
     """Return whether torch.export is tracing.
 
-    `torch.compiler.is_exporting` should mean the same, but in torch 2.11 it is also true under torch.compile.
-
     Example:
         >>> exporting()
         False
     """
-    return torch.compiler._is_exporting_flag
+    return tracing_export()

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from linrec.ops.core.ambient import Ambient, exporting
+from linrec.torch_private import dispatch_modes, is_batched_gradient, transforms_active
 
 In = TypeVar("In", bound=tuple)
 Out = TypeVar("Out", bound=tuple)
@@ -71,7 +72,7 @@ def differentiated(*inputs: Any) -> bool:
     if not torch.is_grad_enabled() or exporting():
         return False
     # tracing is free, and under torch.func `requires_grad` does not show what its transforms need
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or transforms_active():
         return True
     return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
@@ -202,7 +203,7 @@ class Differentiable(Generic[In, Out]):
 
 def _transformed() -> bool:
     # under torch.compile this cannot be determined
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and transforms_active()
 
 
 def _distinct(given: tuple[Any, ...]) -> list[Any]:
@@ -471,19 +472,17 @@ def needs_dispatcher(inputs: Sequence[Any]) -> bool:
     """
     if torch.compiler.is_compiling():
         return True
-    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+    if dispatch_modes() > 0 or transforms_active():
         return True
     for x in inputs:
         if isinstance(x, Tensor) and (
             # kernels read memory directly; the dispatcher resolves lazy conjugation and negation
-            type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or _is_batched(x)
+            type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or is_batched_gradient(x)
         ):
             return True
     return False
 
 
-# a tensor of the older vmap, which autograd uses for batched gradients
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
 _SCHEMA = {
     Tensor: "Tensor",

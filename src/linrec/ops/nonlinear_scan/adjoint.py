@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.func import vjp
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linrec.ops.core.isolation import beside
 from linrec.ops.core.kernel import needs_dispatcher
@@ -21,6 +19,7 @@ from linrec.ops.nonlinear_scan.captured import capturable, replayed
 from linrec.ops.nonlinear_scan.solved import System, check_cell, of_next_step, solved
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
 from linrec.rules import require
+from linrec.torch_private import TorchDispatchMode, in_forward_mode
 
 # operations of a cell that gives other values when it is repeated, or on more rows
 CHANGING = {
@@ -48,7 +47,7 @@ def takes(given: NonlinearScan) -> bool:
     """
     if given.gradient != "auto":
         return given.gradient == "adjoint"
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or in_forward_mode():
         return False
     if needs_dispatcher([given.x, given.state, *given.parameters]):
         return False

@@ -36,6 +36,7 @@ from linrec.ops.nonlinear_scan.solved import (
     states_before,
 )
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
+from linrec.torch_private import transforms_active
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-11}
 MAX_ITERATIONS = 100
@@ -59,7 +60,7 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         steps = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if reset is None else reset
         parameters = tuple(map(wide, given.parameters))
         blind = torch.compiler.is_compiling() or x.is_meta
-        if not blind and not torch._C._are_functorch_transforms_active():
+        if not blind and not transforms_active():
             x = _saturating(given.cell, x, parameters, state)
         # the initial state is a step before the first
         isolation = Isolation(documents(steps, past=1))

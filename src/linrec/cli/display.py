@@ -1,6 +1,6 @@
-"""Progress display of parallel runs: a live table on a terminal, plain lines elsewhere."""
+"""Tables of results, and the progress of parallel runs: live on a terminal, plain lines elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -8,7 +8,18 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from linrec.lab.train.result import Progress
+from linrec.lab.train.progress import Progress
+
+
+def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Print a table whose first `left` columns are words, and whose other columns are numbers."""
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if place < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # names may contain square brackets, which rich would read as markup
+    Console(markup=False).print(table)
 
 
 class Display:
@@ -17,11 +28,6 @@ class Display:
     Args:
         names: names of the runs, a table row for each.
         console: console to write to; None is standard output.
-
-    Example:
-        >>> with Display(["data"], Console(force_terminal=False, width=80)) as display:
-        ...     display.update("data", Progress(20, 40, loss=1.5, accuracy=0.25, steps_per_second=10.0))
-        data: step 20/40, loss 1.500, accuracy 0.250, 10.0 steps/s, 0:02 left
     """
 
     def __init__(self, names: Sequence[str], console: Console | None = None) -> None:
