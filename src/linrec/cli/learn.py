@@ -10,14 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from linrec.cli.device import device_of
 from linrec.cli.options import LearnOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, RunFolderError, UntrustedCodeError
 from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config, trained_model
 from linrec.lab.train import load_run
-from linrec.lab.train.fabric import program
+from linrec.lab.train.fabric import device_of, program
 
 ARGUMENTS = ("learner_args", "stream_args", "mixer_args")
 # the other fields of LearnConfig are options of the same name
