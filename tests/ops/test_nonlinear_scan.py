@@ -82,6 +82,7 @@ def build_like(mixer: nn.Module, mode: str) -> nn.Module:
     return found
 
 
+@thorough
 def test_options_of_newtons_method_hold_for_compiled_calls():
     x, W = inputs(20)
     solve = torch.compile(lambda x: nonlinear_scan(elman, x, W, mode="newton")[0], backend="eager")
