@@ -8,16 +8,21 @@ BIN := $(VENV)/bin
 # a worker for each core and a thread for each worker: with more threads than cores it takes three times as long
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup --durations=25
 
-.PHONY: demo test test-all lint types unit thorough docs release clean
+.PHONY: demo test test-all test-nightly lint types unit docs release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/linrec demo --out runs/demo
 
-# the tests have two tiers, which tests/tiers.py describes
+# tests/tiers.py describes the tiers of the tests
 test: lint types unit
 
-test-all: test thorough
+# both tiers at once: a second run of pytest would import and collect everything again
+test-all: lint types
+	$(PYTEST) -m "not nightly"
+
+test-nightly: $(VENV)/.installed-test
+	$(PYTEST) -m nightly
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -28,9 +33,6 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(PYTEST) -m "not thorough"
-
-thorough: $(VENV)/.installed-test
-	$(PYTEST) -m thorough
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

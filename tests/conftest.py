@@ -1,11 +1,14 @@
 """What holds for all tests: garbage collection, Ctrl-C, and the examples that hypothesis draws."""
 
+import atexit
 import gc
 import signal
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests import tiers
 
 # a call of an operator takes from a millisecond to a second, the first time that a kernel is compiled
 settings.register_profile(
@@ -29,9 +32,13 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("nightly") is not None or tiers.is_second(item.nodeid.split("::")[0]):
+        item.add_marker(tiers.thorough)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    gc.collect()
     # what there is now stays until the end
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
@@ -44,6 +51,5 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         torch.cuda.empty_cache()
 
 
-def pytest_unconfigure() -> None:
-    # what Python collects when it ends, or extensions report it as lost
-    gc.unfreeze()
+# what Python collects when it ends, or extensions report it as lost; pytest collects twice before
+atexit.register(gc.unfreeze)

@@ -155,7 +155,7 @@ def test_every_file_is_read_by_a_reader(folder: Path) -> None:
     assert {name for name in written if not name.startswith(UNREAD)} == READERS.keys()
 
 
-@pytest.mark.parametrize("n", tiered([20], [1000]))
+@pytest.mark.parametrize("n", tiered([20], [], [1000]))
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_loads_equal_or_is_one_line(name: str, n: int, folder: Path) -> None:
     path, read = folder / name, READERS[name]

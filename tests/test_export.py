@@ -128,8 +128,10 @@ def test_a_program_serves_all_batches_and_lengths(name):
 
 
 # mixers whose first state has the batch's size, made in the program
-@thorough
-@pytest.mark.parametrize("name", [*NONLINEAR, *GROWING, "aft", "rwkv4", "slstm", "linear_attention"])
+@pytest.mark.parametrize(
+    "name",
+    tiered([], ["gru", "attention", "aft", "rwkv4", "slstm", "linear_attention"], [*NONLINEAR, *GROWING]),
+)
 def test_a_program_starts_sequences(name):
     mixer = made(name)
     with torch.set_grad_enabled(name not in COMPLEX):
@@ -137,8 +139,7 @@ def test_a_program_starts_sequences(name):
     check(program, mixer, (2, 17, 200), started=False)
 
 
-@thorough
-@pytest.mark.parametrize("name", BY_LENGTH)
+@pytest.mark.parametrize("name", tiered([], ["transformer_xl", "block_state", "hyena"], BY_LENGTH))
 @torch.no_grad
 def test_a_program_of_one_length_serves_all_batches(name):
     mixer = made(name)
@@ -149,8 +150,7 @@ def test_a_program_of_one_length_serves_all_batches(name):
 
 
 # a scan with a running maximum, chunks, blocks of a model constant in time, loops, and decays per head
-@thorough
-@pytest.mark.parametrize("name", ["aft", "s4d", "gla", "sru", "gru", "lightning_attention"])
+@pytest.mark.parametrize("name", tiered([], ["aft", "s4d", "gla"], ["sru", "gru", "lightning_attention"]))
 def test_a_program_takes_resets_and_lengths_without_limit(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 4)
@@ -158,8 +158,10 @@ def test_a_program_takes_resets_and_lengths_without_limit(name):
     check(program, mixer, (2, 65, 5000), reset=True)
 
 
-@thorough
-@pytest.mark.parametrize("name", [name for name in CONSTANT if mixers.get(name).takes_dt])
+# a scan, and a solver
+@pytest.mark.parametrize(
+    "name", tiered([], ["s5", "ltc"], [name for name in CONSTANT if mixers.get(name).takes_dt])
+)
 def test_a_program_takes_irregular_steps(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 4)

@@ -20,7 +20,8 @@ FIRST = [HERE / "ops" / f"test_{name}_triton.py" for name in ("scan", "gate_loop
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the cases run in their own files")
 # starting a process takes as long as several cases, so that files share processes
 @pytest.mark.parametrize(
-    ("files", "tier"), tiered([(FIRST, "not thorough")], [(FILES[::2], ""), (FILES[1::2], "")])
+    ("files", "tier"),
+    tiered([(FIRST, "not thorough")], [(files, "not nightly") for files in (FILES[::2], FILES[1::2])]),
 )
 def test_kernels_in_the_interpreter(files, tier):
     pytest.importorskip("triton")

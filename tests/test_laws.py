@@ -102,7 +102,7 @@ def compiled_mixers() -> list[Any]:
     """Two variants of each mixer; in the first tier one of them all."""
     first = variants.cases("attention")[:1]
     cases = [case for name in mixers.names() for case in variants.cases(name)[:2]]
-    return tiered(first, cases)
+    return tiered(first, variants.of_operators(), cases)
 
 
 @pytest.mark.parametrize(("name", "variant"), compiled_mixers())
@@ -113,8 +113,7 @@ def test_mixers_compile(name, variant):
     )
 
 
-@thorough
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize(("name", "variant"), tiered([], variants.of_operators(), variants.cases()))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mixers_are_stable(name, variant, dtype):
     # further variants may form all pairs of steps
@@ -127,7 +126,11 @@ def lengths_of_mixers() -> list[Any]:
     """Lengths around chunks of 64 steps, where steps are no loop in Python; in the first tier one."""
     loops = {*variants.NONLINEAR, *variants.SEGMENTED}
     first = [(name, variants.cases(name)[0][1], 65) for name in mixers.names() if name not in loops]
-    return tiered(first, [(*case, time) for case in variants.cases() for time in (2, 63, 64, 65, 1000)])
+    # operators have laws of their own, and variants of a mixer mostly call the same one
+    further = [(*case, time) for case in variants.of_operators() for time in (65, 1000)]
+    return tiered(
+        first, further, [(*case, time) for case in variants.cases() for time in (2, 63, 64, 65, 1000)]
+    )
 
 
 @pytest.mark.parametrize(("name", "variant", "time"), lengths_of_mixers())
@@ -423,13 +426,13 @@ def slower(listed: list[Any], slow: Callable[[Backend], bool]) -> list[Any]:
     return [pytest.param(*c.values, marks=m, id=c.id) for c, m in zip(listed, marks, strict=True)]
 
 
-def shortened(listed: list[Any]) -> list[Any]:
-    """Add whether sequences are short, as those of loops are in the first tier, and in the second not."""
+def shortened(listed: list[Any], short: Callable[[Backend], bool], *, whole: bool = True) -> list[Any]:
+    """Add whether sequences are short; in the second tier they are not, unless `whole` is False."""
     cases = []
     for case in listed:
         name, entry = case.values
-        cases.append(pytest.param(name, entry, is_loop(entry), marks=case.marks, id=case.id))
-        if is_loop(entry):
+        cases.append(pytest.param(name, entry, short(entry), marks=case.marks, id=case.id))
+        if whole and short(entry):
             marks = [*case.marks, thorough]
             cases.append(pytest.param(name, entry, False, marks=marks, id=f"{case.id}-long"))
     return cases
@@ -444,6 +447,11 @@ def is_loop(entry: Backend) -> bool:
     return (entry.mode, entry.name) == ("recurrent", "torch")
 
 
+def is_unblocked(entry: Backend) -> bool:
+    """Whether an entry runs a sequence in one piece, or step by step in Python."""
+    return is_loop(entry) or entry.mode not in ("chunkwise", "scan", "recurrent")
+
+
 def is_smoother(entry: Backend) -> bool:
     """Whether an entry iterates a Kalman smoother."""
     return entry.mode == "damped"
@@ -454,7 +462,10 @@ def is_slow(entry: Backend) -> bool:
 
 
 every_entry = pytest.mark.parametrize(("name", "entry"), slower(entries(), is_smoother))
-every_fast_entry = pytest.mark.parametrize(("name", "entry", "short"), shortened(entries(reference=False)))
+# all lengths are alike in a loop
+every_fast_entry = pytest.mark.parametrize(
+    ("name", "entry", "short"), shortened(entries(reference=False), is_loop, whole=False)
+)
 every_entry_with_gradients = pytest.mark.parametrize(("name", "entry"), entries(differentiable=True))
 
 
@@ -536,7 +547,9 @@ def test_every_entry_agrees_over_long_sequences(name, entry, most):
     agree(name, entry, time, options=options, **cases_of(name, entry)[0])
 
 
-@pytest.mark.parametrize(("name", "entry", "short"), shortened(slower(entries(), is_smoother)))
+@pytest.mark.parametrize(
+    ("name", "entry", "short"), shortened(slower(entries(), is_smoother), is_loop, whole=False)
+)
 def test_every_entry_agrees_in_every_dtype(name, entry, short):
     case = cases_of(name, entry)[0]
     # there are no complex numbers in half precision
@@ -590,7 +603,9 @@ def test_laws_of_operators(name, entry):
         testing.check_layout(function, x)
 
 
-@pytest.mark.parametrize(("name", "entry", "short"), shortened(slower(entries(differentiable=True), is_slow)))
+@pytest.mark.parametrize(
+    ("name", "entry", "short"), shortened(slower(entries(differentiable=True), is_slow), is_unblocked)
+)
 def test_nothing_passes_a_reset(name, entry, short):
     if not takes_resets(name, entry):
         pytest.skip("it refuses resets")
@@ -613,8 +628,7 @@ def test_nothing_passes_a_reset_in_any_case(name, entry):
             testing.check_isolation(*over_time(name, entry, 17, options=options))
 
 
-@thorough
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize(("name", "variant"), tiered([], variants.of_operators(), variants.cases()))
 def test_nothing_passes_a_reset_of_mixers(name, variant):
     time = min(70, LONG_OF_MIXERS.get(name, 70))
     x = torch.randn(2, time, D_MODEL, generator=generator(time))
@@ -666,7 +680,9 @@ def test_operators_are_stable(name, entry, dtype):
     testing.check_stability(function, x)
 
 
-@pytest.mark.parametrize(("name", "entry", "short"), shortened(entries(reference=False, differentiable=True)))
+@pytest.mark.parametrize(
+    ("name", "entry", "short"), shortened(entries(reference=False, differentiable=True), lambda entry: True)
+)
 def test_derivatives_where_inputs_are_computed_from_each_other(name, entry, short):
     operator = OPERATORS[name]
     reset = {"reset": reset_mask(2, 9, rate=0.2)}

@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from tests import tiers
 from tests.mutations import MUTATIONS, ROOT, changed, source
 
 
@@ -14,3 +15,7 @@ def test_a_mutation_fits_the_source(mutation):
     assert ast.dump(ast.parse(changed(mutation, text))) != ast.dump(ast.parse(text))
     for argument in mutation.tests:
         assert not argument.endswith(".py") or (ROOT / argument).exists()
+
+
+def test_the_files_of_the_tiers_exist():
+    assert all((ROOT / file).exists() for file in tiers.SECOND + tiers.FIRST)

@@ -1,8 +1,10 @@
-"""The two tiers of the tests.
+"""The tiers of the tests.
 
 `make test` runs every law once for each mixer and operator, where it can break. `make test-all` also runs
 the cases marked `thorough`: further variants, dtypes and lengths, and most tests that compile, export, start
-processes, make pages or run the models of other libraries, since each takes a second or more.
+processes, make pages or run the models of other libraries, since each takes a second or more. Cases marked
+`nightly` run in `make test-nightly` alone. They repeat for a variant of a mixer what the other tiers check
+for another variant, or for a length what the laws of the operator check.
 """
 
 from collections.abc import Iterable
@@ -11,23 +13,70 @@ from typing import Any
 import pytest
 
 thorough = pytest.mark.thorough
+# tests/conftest.py marks nightly cases thorough too
+nightly = pytest.mark.nightly
 
 
-def tiered(fast: Iterable[Any], further: Iterable[Any]) -> list[Any]:
-    """Return parameters of a test: the cases of the first tier, and further ones marked thorough.
+SECOND = (
+    "tests/convert",
+    "tests/docs/test_maths.py",
+    "tests/hf",
+    "tests/lab/bench",
+    "tests/lab/distillation",
+    "tests/lab/evaluation",
+    "tests/lab/inspection",
+    "tests/lab/publishing",
+    "tests/lab/report",
+    "tests/lab/tasks",
+    "tests/lab/train/test_carried.py",
+    "tests/perf",
+    "tests/test_cli_convert.py",
+    "tests/test_cli_eval.py",
+    "tests/test_cli_generate.py",
+    "tests/test_damage.py",
+    "tests/test_examples.py",
+    "tests/test_foreign.py",
+    "tests/test_limits.py",
+)
+"""Files and folders of the second tier: what they test calls the rest of the library and makes whole runs."""
+FIRST = (
+    "tests/convert/test_mamba2.py",
+    "tests/convert/test_released.py",
+    "tests/hf/test_cache.py",
+    "tests/lab/bench/test_jobs.py",
+    "tests/lab/report/test_over_seeds.py",
+    "tests/lab/tasks/test_automata.py",
+    "tests/lab/tasks/test_recall.py",
+    "tests/lab/tasks/test_synthetic.py",
+    "tests/lab/tasks/test_task_discovery.py",
+    "tests/perf/test_rows.py",
+)
+"""Files in folders of `SECOND` that are of the first tier all the same."""
+
+
+def is_second(file: str) -> bool:
+    """Whether the tests of a file are of the second tier, wherever their own marks put them."""
+    return file not in FIRST and any(file == place or file.startswith(f"{place}/") for place in SECOND)
+
+
+def tiered(fast: Iterable[Any], further: Iterable[Any] = (), rare: Iterable[Any] = ()) -> list[Any]:
+    """Return parameters of a test: cases of the first tier, then ones marked thorough and nightly.
 
     Args:
         fast: values of one parameter, or tuples of the values of several.
         further: likewise; what is in `fast` too counts as fast.
+        rare: likewise; what is in `fast` or `further` too counts as that.
 
     Example:
-        >>> [(*case.values, bool(case.marks)) for case in tiered([65], [1, 64, 65])]
-        [(65, False), (1, True), (64, True)]
+        >>> [(*case.values, *(mark.name for mark in case.marks)) for case in tiered([65], [1, 65], [64, 65])]
+        [(65,), (1, 'thorough'), (64, 'nightly')]
     """
-    fast = list(fast)
+    fast, further = list(fast), list(further)
     slow = [case for case in further if case not in fast]
-    return [_parameter(case) for case in fast] + [_parameter(case, thorough) for case in slow]
+    seldom = [case for case in rare if case not in fast and case not in further]
+    cases = [(case, ()) for case in fast] + [(case, thorough) for case in slow]
+    return [_parameter(*case) for case in cases + [(case, nightly) for case in seldom]]
 
 
-def _parameter(case: Any, *marks: Any) -> Any:
+def _parameter(case: Any, marks: Any) -> Any:
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)

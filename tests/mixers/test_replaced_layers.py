@@ -34,8 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 OF_MODELS = [
     pytest.param("model", kind, marks=[thorough] if place % 4 else []) for place, kind in enumerate(MODELS)
 ]
-each = pytest.mark.parametrize(("name", "variant"), [*variants.tiered(), *OF_MODELS])
-some = pytest.mark.parametrize(("name", "variant"), [*variants.of_families(), *OF_MODELS])
+each = pytest.mark.parametrize(("name", "variant"), [*variants.of_families(), *OF_MODELS])
 
 
 def make(name: str, variant: str) -> tuple[nn.Module, Tensor]:
@@ -110,7 +109,7 @@ def test_adapters_around_layers_compute_and_learn(name, variant):
             assert learned[key] == wanted[key.replace("lora_b", "weight")], key
 
 
-@some
+@each
 def test_hooks_of_layers_are_called(name, variant):
     module, x = make(name, variant)
     expected, _ = run(module, x)
@@ -125,7 +124,7 @@ def test_hooks_of_layers_are_called(name, variant):
     assert seen == layers.keys()
 
 
-@some
+@each
 # torch deprecates its own quantisation, whose modules are as those of its successors
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_int8_layers_are_close(name, variant):
@@ -137,7 +136,7 @@ def test_int8_layers_are_close(name, variant):
 
 
 @thorough
-@some
+@each
 def test_offloaded_parameters_change_nothing(name, variant):
     accelerate = pytest.importorskip("accelerate")
     module, x = make(name, variant)

@@ -824,6 +824,29 @@ def cases(*names: str) -> list[tuple[str, str]]:
     return [(name, variant) for name in names or mixers.names() for variant in VARIANTS.get(name, DEFAULTS)]
 
 
+OF_ANOTHER_OPERATOR = [
+    ("aft", "full"),
+    ("decaying_fast_weights", "keys alone"),
+    ("dss", "exp"),
+    ("flash_gau", "chunks apart"),
+    ("linear_attention", "rotary"),
+    ("lmu", "2019"),
+    ("mamba", "held input"),
+    ("mega", "Laplace"),
+    ("recurrent_delta_net", "Delta RNN"),
+    ("relit", "AReLiT"),
+    ("s4", "Fourier"),
+    ("sru", "scan"),
+    ("trans_normer", "blocks"),
+]
+"""Variants that do not call the operator of the first variant."""
+
+
+def of_operators() -> list[tuple[str, str]]:
+    """(mixer, variant) pairs: the first variant of every mixer, and those that call another operator."""
+    return [cases(name)[0] for name in mixers.names()] + OF_ANOTHER_OPERATOR
+
+
 def tiered(*names: str) -> list[Any]:
     """Return `cases` as parameters of a test, all but the first variant of each mixer marked thorough."""
     return [
@@ -849,12 +872,11 @@ OF_FAMILIES = (
 
 
 def of_families() -> list[Any]:
-    """Return `cases` as parameters of a test, all but the first variants of `OF_FAMILIES` marked thorough.
+    """Return `cases` as parameters of a test of code that the mixers share.
 
-    For tests of code that the mixers share.
+    The first tier has the first variants of `OF_FAMILIES`, the second one `of_operators`; others are nightly.
     """
-    first = [cases(name)[0] for name in OF_FAMILIES]
-    return tiers.tiered(first, cases())
+    return tiers.tiered([cases(name)[0] for name in OF_FAMILIES], of_operators(), cases())
 
 
 def arguments(name: str, variant: str) -> dict[str, Any]:

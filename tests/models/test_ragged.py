@@ -10,7 +10,7 @@ from linrec.models import LanguageModel
 from linrec.models.ragged import RaggedState
 from linrec.nn.segment_mixer import SegmentMixer
 from linrec.testing import generator
-from tests.generation.models import MIXERS, build
+from tests.generation.models import FIRST, MIXERS, build
 from tests.models.test_stack_memory import KINDS, STACKS, make
 from tests.tiers import tiered
 
@@ -35,7 +35,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randint(7, shape, generator=generator(sum(shape)))
 
 
-@pytest.mark.parametrize("name", tiered([*MIXERS, *(f"memory {kind}" for kind in KINDS)], NAMES))
+@pytest.mark.parametrize("name", tiered([*FIRST, *(f"memory {kind}" for kind in KINDS)], NAMES))
 @torch.no_grad()
 def test_a_row_is_as_without_its_masked_steps(name: str) -> None:
     model = model_of(name)

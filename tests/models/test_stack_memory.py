@@ -223,8 +223,7 @@ class TestEncoder:
             model(tokens(LENGTH), reset=reset)
 
 
-@thorough
-@each
+@pytest.mark.parametrize("name", tiered([], KINDS, STACKS))
 def test_the_model_compiles_whole(name: str) -> None:
     torch.compiler.reset()
     model = make(name)
@@ -235,8 +234,10 @@ def test_the_model_compiles_whole(name: str) -> None:
     assert_agree(compiled(tokens(1), state)[0], model(tokens(1), kept)[0])
 
 
-@thorough
-@pytest.mark.parametrize("name", [name for name in STACKS if name.startswith(("enhanced", "memformer"))])
+@pytest.mark.parametrize(
+    "name",
+    tiered([], ["enhanced", "memformer"], [n for n in STACKS if n.startswith(("enhanced", "memformer"))]),
+)
 def test_the_model_compiles_with_resets(name: str) -> None:
     torch.compiler.reset()
     model = make(name)

@@ -5,6 +5,7 @@ from torch.nn import functional
 from linrec.nn import cross_entropy
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.testing import generator
+from tests.tiers import thorough
 
 
 def inputs(dtype=torch.float64, n=23, d=5, v=11):
@@ -91,6 +92,7 @@ def test_large_logits_do_not_overflow():
     assert bool(torch.isfinite(x.grad).all())
 
 
+@thorough
 def test_it_compiles_for_several_shapes(monkeypatch):
     torch.compiler.reset()
     # three pieces each, the last of them smaller

@@ -82,13 +82,16 @@ def build_like(mixer: nn.Module, mode: str) -> nn.Module:
     return found
 
 
+@thorough
 def test_options_of_newtons_method_hold_for_compiled_calls():
-    x, W = inputs(20)
+    # so many iterations are exact; to trace the 12 of the default takes a minute
+    x, W = inputs(3)
     solve = torch.compile(lambda x: nonlinear_scan(elman, x, W, mode="newton")[0], backend="eager")
-    expected = solve(x)
-    with newton_options(max_iterations=1):
-        assert solve(x).isnan().any()
-    assert_agree(solve(x), expected)
+    expected = nonlinear_scan(elman, x, W)[0]
+    for limit in (5, 1, 5):
+        with newton_options(max_iterations=limit):
+            y = solve(x)
+        assert y.isnan().any() if limit == 1 else torch.allclose(y, expected)
 
 
 @pytest.mark.parametrize("mode", NEWTON)

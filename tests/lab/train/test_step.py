@@ -78,7 +78,7 @@ def of_mixer(mixer: str, variant: str) -> LanguageModel:
 
 EVERY = [
     pytest.param(functools.partial(of_mixer, *case.values), id="-".join(case.values), marks=case.marks)
-    for case in variants.tiered()
+    for case in variants.of_families()
 ]
 EVERY += [pytest.param(functools.partial(stacks.make, name), id=name) for name in stacks.STACKS]
 
