@@ -628,7 +628,8 @@ def test_nothing_passes_a_reset_in_any_case(name, entry):
             testing.check_isolation(*over_time(name, entry, 17, options=options))
 
 
-@pytest.mark.parametrize(("name", "variant"), tiered([], variants.of_operators(), variants.cases()))
+# `check_mixer` tries the law on fewer steps, for every variant
+@pytest.mark.parametrize(("name", "variant"), tiered([], variants.firsts_of_families(), variants.cases()))
 def test_nothing_passes_a_reset_of_mixers(name, variant):
     time = min(70, LONG_OF_MIXERS.get(name, 70))
     x = torch.randn(2, time, D_MODEL, generator=generator(time))
