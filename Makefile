@@ -8,17 +8,21 @@ BIN := $(VENV)/bin
 # a worker for each core and a thread for each worker: with more threads than cores it takes three times as long
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup --durations=25
 
-.PHONY: demo test test-all test-nightly lint types unit docs release clean
+.PHONY: demo test test-all test-nightly lint types unit both docs release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/linrec demo --out runs/demo
 
-# tests/tiers.py describes the tiers of the tests
-test: lint types unit
+# tests/tiers.py describes the tiers of the tests; mypy runs beside them on a single core
+test: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs 3 lint types unit
 
-# both tiers at once: a second run of pytest would import and collect everything again
-test-all: lint types
+test-all: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs 3 lint types both
+
+# at once: a second run of pytest would import and collect everything again
+both: $(VENV)/.installed-test
 	$(PYTEST) -m "not nightly"
 
 test-nightly: $(VENV)/.installed-test

@@ -32,9 +32,12 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("nightly") is not None or tiers.is_second(item.nodeid.split("::")[0]):
-        item.add_marker(tiers.thorough)
+# before `-m` is looked at
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("nightly") is not None or tiers.is_second(item.nodeid.split("::")[0]):
+            item.add_marker(tiers.thorough)
 
 
 @pytest.hookimpl(trylast=True)

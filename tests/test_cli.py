@@ -148,6 +148,7 @@ def test_the_short_help_of_a_recipe_has_the_options_that_are_used_most(
     assert "--model.mixer-args" not in said and len(said.splitlines()) < 100
 
 
+@thorough
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_does_not_wait_for_pytorch(command: str) -> None:
     code = "import sys; from linrec.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"

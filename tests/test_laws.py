@@ -125,7 +125,7 @@ def test_mixers_are_stable(name, variant, dtype):
 def lengths_of_mixers() -> list[Any]:
     """Lengths around chunks of 64 steps, where steps are no loop in Python; in the first tier one."""
     loops = {*variants.NONLINEAR, *variants.SEGMENTED}
-    first = [(name, variants.cases(name)[0][1], 65) for name in mixers.names() if name not in loops]
+    first = [(*case, 65) for case in variants.firsts_of_families() if case[0] not in loops]
     # operators have laws of their own, and variants of a mixer mostly call the same one
     further = [(*case, time) for case in variants.of_operators() for time in (65, 1000)]
     return tiered(
@@ -458,10 +458,15 @@ def is_smoother(entry: Backend) -> bool:
 
 
 def is_slow(entry: Backend) -> bool:
-    return is_reference(entry) or is_smoother(entry)
+    return is_reference(entry) or is_iteration(entry)
 
 
-every_entry = pytest.mark.parametrize(("name", "entry"), slower(entries(), is_smoother))
+def is_iteration(entry: Backend) -> bool:
+    """Whether an entry repeats a scan until it converges."""
+    return entry.mode in ("newton", "quasi_newton", "damped")
+
+
+every_entry = pytest.mark.parametrize(("name", "entry"), slower(entries(), is_iteration))
 # all lengths are alike in a loop
 every_fast_entry = pytest.mark.parametrize(
     ("name", "entry", "short"), shortened(entries(reference=False), is_loop, whole=False)
@@ -628,7 +633,8 @@ def test_nothing_passes_a_reset_in_any_case(name, entry):
             testing.check_isolation(*over_time(name, entry, 17, options=options))
 
 
-@pytest.mark.parametrize(("name", "variant"), tiered([], variants.of_operators(), variants.cases()))
+# `check_mixer` tries the law on fewer steps, for every variant
+@pytest.mark.parametrize(("name", "variant"), tiered([], variants.firsts_of_families(), variants.cases()))
 def test_nothing_passes_a_reset_of_mixers(name, variant):
     time = min(70, LONG_OF_MIXERS.get(name, 70))
     x = torch.randn(2, time, D_MODEL, generator=generator(time))

@@ -10,6 +10,7 @@ from linrec import testing
 from linrec.mixers import Mixer
 from linrec.ops import scan
 from linrec.testing import assert_agree, check_mixer, generator, scan_inputs, tolerance
+from tests.tiers import thorough
 
 
 class Decay(Mixer):
@@ -520,6 +521,7 @@ def test_resets_of_the_callers_choice():
         testing.check_reset(IgnoresReset(), inputs(), reset=reset)
 
 
+@thorough
 def test_compiled_code_that_differs_fails():
     with pytest.raises(AssertionError, match="compiled outputs"):
         testing.check_compile(DiffersWhenCompiled(), inputs(), compiler="aot_eager")

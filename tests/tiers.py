@@ -18,6 +18,7 @@ nightly = pytest.mark.nightly
 
 
 SECOND = (
+    "src/linrec/lab",
     "tests/convert",
     "tests/docs/test_maths.py",
     "tests/hf",
@@ -38,8 +39,9 @@ SECOND = (
     "tests/test_foreign.py",
     "tests/test_limits.py",
 )
-"""Files and folders of the second tier: what they test calls the rest of the library and makes whole runs."""
+"""Files and folders of the second tier, examples of docstrings included: their tests make whole runs."""
 FIRST = (
+    "src/linrec/lab/report/over_seeds.py",
     "tests/convert/test_mamba2.py",
     "tests/convert/test_released.py",
     "tests/hf/test_cache.py",

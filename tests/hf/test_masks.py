@@ -43,7 +43,7 @@ def assert_rows_are_alone(
         torch.testing.assert_close(found, expected[0, kept[:begin].sum() :], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", tiered([*SOME, "memory memformer"], test_ragged.NAMES))
+@pytest.mark.parametrize("name", tiered([*SOME, "memory memformer"], [], test_ragged.NAMES))
 @torch.no_grad()
 def test_masks_cut_steps_out_of_rows_in_every_call(name: str) -> None:
     model, cache = model_of(name), StateCache()

@@ -26,6 +26,7 @@ from linrec.hf.tokenizer import fast_tokenizer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import generator
 from linrec.text import CharacterTokenizer
+from tests.mixers.variants import OF_FAMILIES
 from tests.tiers import tiered
 
 transformers = pytest.importorskip("transformers")
@@ -34,7 +35,7 @@ VOCAB = 11
 # a vector, a matrix with a cache beside it, a growing cache, parameters that layers share
 SOME = ["gate_loop", "mamba", "attention", "hgru", "lmu"]
 some = pytest.mark.parametrize("name", SOME)
-each = pytest.mark.parametrize("name", tiered(SOME, mixers.names()))
+each = pytest.mark.parametrize("name", tiered(SOME, OF_FAMILIES, mixers.names()))
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
 
 

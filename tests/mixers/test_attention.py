@@ -14,6 +14,7 @@ from linrec.testing import (
     check_layout,
     generator,
 )
+from tests.tiers import thorough
 
 D = 12
 
@@ -141,6 +142,7 @@ def test_encoders_see_both_sides_of_their_document():
     assert_agree(y, torch.cat([mixer(x[:, :3])[0], mixer(x[:, 3:])[0]], 1))
 
 
+@thorough
 def test_the_laws_that_hold_for_encoders():
     mixer, x = make(n_heads=2, causal=False), inputs()
     check_batch_independence(mixer, x)

@@ -31,7 +31,7 @@ RESETS = {
 
 
 # the base class checks what all mixers are given
-FAMILIES = [variants.cases(name)[0] for name in variants.OF_FAMILIES]
+FAMILIES = variants.firsts_of_families()
 BY_THE_BASE_CLASS = pytest.mark.parametrize(("name", "variant"), tiered(FAMILIES[:1], FAMILIES[1:]))
 
 

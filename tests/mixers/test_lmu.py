@@ -114,6 +114,7 @@ def test_a_memory_can_be_read_at_any_delay():
         assert abs(read - (math.sin(now / 20) + math.cos(now / 33))) < 0.01
 
 
+@thorough
 @pytest.mark.parametrize("order", [32, 128])
 def test_both_modes_agree_over_16384_steps(order):
     x = torch.randn(1, 16_384, 1, generator=generator())

@@ -10,6 +10,7 @@ from linrec.nn import groups_of
 from linrec.ops import dense_ssm
 from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator, reset_mask
+from tests.tiers import thorough
 
 D, N = 3, 4
 CASES = {
@@ -113,6 +114,7 @@ def test_the_system_starts_as_hippos(measure, transition):
     assert_agree((given.A, given.B), tuple(expected))
 
 
+@thorough
 def test_both_modes_agree_over_16384_steps():
     x = torch.randn(1, 16_384, 2, generator=generator())
     (y, h), (z, g) = (make(2, 32, mode=mode)(x) for mode in ("recurrent", "convolution"))

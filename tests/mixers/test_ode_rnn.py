@@ -9,7 +9,7 @@ from linrec.errors import MissingExtraError
 from linrec.mixers import build
 from linrec.mixers.ode_rnn import OdeRNN
 from linrec.testing import assert_agree, generator
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 D, TIME = 5, 8
 
@@ -86,6 +86,7 @@ def test_an_adaptive_solver_streams():
     assert_agree((torch.cat([first, second], 1), state), (y, last))
 
 
+@thorough
 def test_more_steps_of_euler_come_nearer():
     x, dt = inputs()
     expected = by_hand(spread(make()), x, dt, 60)

@@ -6,6 +6,7 @@ import torch
 from linrec.mixers import build
 from linrec.nn import groups_of
 from linrec.testing import assert_agree, check_mixer, generator, reset_mask
+from tests.tiers import thorough
 
 D, TIME = 5, 40
 
@@ -77,6 +78,7 @@ def test_the_reversible_backward_pass_saves_no_states():
     assert saved(loop, 80) - saved(loop, 40) > 3 * growth
 
 
+@thorough
 def test_compiled_loops_of_many_steps_rebuild_their_states_too():
     torch.compiler.reset()
     mixer = make(reversible=True)

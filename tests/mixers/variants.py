@@ -871,12 +871,17 @@ OF_FAMILIES = (
 """One or two mixers of each family."""
 
 
+def firsts_of_families() -> list[tuple[str, str]]:
+    """(mixer, variant) pairs of the first variants of `OF_FAMILIES`."""
+    return [cases(name)[0] for name in OF_FAMILIES]
+
+
 def of_families() -> list[Any]:
     """Return `cases` as parameters of a test of code that the mixers share.
 
     The first tier has the first variants of `OF_FAMILIES`, the second one `of_operators`; others are nightly.
     """
-    return tiers.tiered([cases(name)[0] for name in OF_FAMILIES], of_operators(), cases())
+    return tiers.tiered(firsts_of_families(), of_operators(), cases())
 
 
 def arguments(name: str, variant: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from linrec.testing import (
     reset_mask,
 )
 from tests import released
+from tests.mixers.variants import OF_FAMILIES
 from tests.tiers import thorough, tiered
 
 D = 8
@@ -55,7 +56,7 @@ def test_two_explicit_runs(combine, shared):
     assert state is None
 
 
-@pytest.mark.parametrize("name", tiered(["hgru"], [name for name in mixers.names() if name != "hgru"]))
+@pytest.mark.parametrize("name", tiered(["hgru"], OF_FAMILIES, mixers.names()))
 def test_laws_of_what_has_no_state_and_no_direction(name):
     torch.manual_seed(0)
     both = Bidirectional(build(name), build(name)).eval()

@@ -140,6 +140,7 @@ def test_xlstms_start_as_the_released_code_by_their_places_among_all_blocks(size
     assert std.mean().item() == pytest.approx(numbers[f"{size}.down_std"].item(), rel=0.01)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "size", "d", "d_rnn", "layers"),
     [
@@ -228,6 +229,7 @@ def test_h3s_have_their_layers_of_attention_and_the_size_that_is_published(name,
         assert expected == pytest.approx(sizes[name.removeprefix("h3-")], rel=0.025)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "d", "hidden", "layers", "size"),
     [

@@ -100,6 +100,7 @@ def linear(d_in: int, d_out: int) -> int:
     return d_in * d_out + d_out
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "d", "millions"), [("deit-tiny-hgrn", 192, 6.1), ("deit-small-hgrn", 384, 23.7)]
 )

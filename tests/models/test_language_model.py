@@ -185,6 +185,7 @@ def test_states_that_are_not_kept_are_none(channel_mixing, recompute):
     assert torch.equal(x, expected) and states == (None, None)
 
 
+@thorough
 def test_a_compiled_unit_does_not_save_the_product_that_it_can_compute_again():
     unit, x = GLU(8, 24), torch.randn(2, 5, 8, requires_grad=True)
     saved = []

@@ -151,6 +151,7 @@ def test_gradients_stop_where_told(name: str, detach: Any, reached: int) -> None
     assert_agree(torch.cat([first, last], 1), whole)
 
 
+@thorough
 @kinds
 def test_segments_may_run_again_in_the_backward_pass(name: str) -> None:
     """Gradients are the same, and the graph holds no activations within segments."""

@@ -3,6 +3,7 @@ import torch
 
 from linrec.nn.block_diagonal import BlockDiagonalLinear, widened
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 
 def test_it_is_the_block_diagonal_matrix():
@@ -50,6 +51,7 @@ def test_argument_errors(n_blocks):
         BlockDiagonalLinear(6, n_blocks, std=1.0)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("n", "size", "wide"), [(64, 4, 64), (6, 4, 24), (7, 16, 16), (2, 40, 40), (1, 4, 4)]
 )

@@ -68,6 +68,7 @@ def test_random_features_estimate_their_kernel_without_bias(name, arguments, ort
     assert found.mean().item() == pytest.approx(KERNELS[name](q, k).item(), abs=4 * standard_error)
 
 
+@thorough
 def test_orthogonal_rows_and_hyperbolic_pairs_estimate_better():
     q, k = 1.5 * inputs(seed=1), 1.5 * inputs(seed=2)
     kinds = [{"orthogonal": False}, {"orthogonal": True}, {"orthogonal": False, "hyperbolic": True}]

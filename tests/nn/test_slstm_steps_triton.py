@@ -355,6 +355,7 @@ def test_a_mixer_by_either_backend(arguments, monkeypatch):
     assert len(runs) == (2 if INTERPRETED else 4)
 
 
+@thorough
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has no compiler")
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("name", ["slstm", "slstm_gradients"])

@@ -20,7 +20,7 @@ from linrec.testing import (
     map_tree,
     reset_mask,
 )
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 every_pair = pytest.mark.parametrize(("mode", "backend"), softmax_attention.operator.pairs)
 REFERENCE = {"mode": "recurrent", "backend": "reference"}
@@ -74,6 +74,7 @@ def test_it_is_the_softmax_written_out(mode, backend, causal, window):
         assert (cache is None) == (not causal)
 
 
+@thorough
 # blocks are at least 128 steps long, and no longer than the window beyond that
 @pytest.mark.parametrize(("time", "window"), tiered([(129, 1), (150, 70)], [(257, 128), (300, 130)]))
 def test_long_windows_go_by_blocks(time, window):

@@ -180,11 +180,13 @@ def test_absent_triton_is_refused_by_name(monkeypatch, fresh_probes):
     )
 
 
+@thorough
 def test_importing_linrec_imports_no_compiler():
     program = """
 import sys, linrec.ops
 print({"numba", "triton"} & set(sys.modules))
 import linrec.cli
+from tests.tiers import thorough
 print({"torch._dynamo", "torch.distributed.fsdp", "lightning_fabric"} & set(sys.modules))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -12,6 +12,7 @@ from linrec.ops.core.call import TimeSplit, handling
 from linrec.ops.diagonal_ssm import OPERATOR
 from linrec.ops.diagonal_ssm.torch import DiagonalSSM
 from linrec.testing import assert_agree, diagonal_ssm_inputs, generator, reset_mask
+from tests.tiers import thorough
 
 from .memory import Allocations
 
@@ -64,6 +65,7 @@ def long_inputs(time=16_384):
     }
 
 
+@thorough
 def test_convolution_and_recurrence_agree_over_16384_steps():
     inputs = {name: tensor.requires_grad_() for name, tensor in long_inputs().items()}
     outcomes = []

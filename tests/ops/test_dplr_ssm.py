@@ -8,6 +8,7 @@ from linrec.ops import diagonal_ssm, dplr_ssm
 from linrec.ops.core.call import recording
 from linrec.ops.dplr_ssm.torch import fed_back, times
 from linrec.testing import assert_agree, check_operator, dplr_ssm_inputs, generator, reset_mask
+from tests.tiers import thorough
 
 from .memory import Allocations
 
@@ -78,6 +79,7 @@ def test_without_the_low_rank_it_is_diagonal():
         assert_agree(dplr_ssm(**inputs, mode=mode, backend=backend), diagonal_ssm(**rest))
 
 
+@thorough
 def test_the_convolution_forms_no_states_of_all_steps():
     inputs = {name: x.requires_grad_() for name, x in dplr_ssm_inputs(2, 4096, 4, 32).items()}
     for reset in (None, reset_mask(2, 4096, rate=1e-3)):

@@ -107,6 +107,7 @@ def test_long_windows_without_key_channels():
     assert softmax_attention(**make("softmax", (0, 300, 3, 2, 5)), window=2)[0].shape == (0, 300, 3, 5)
 
 
+@thorough
 @every_pair
 @every_operator
 def test_meta_tensors(mode, backend, name):

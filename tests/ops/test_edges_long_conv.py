@@ -47,6 +47,7 @@ def test_empty_axes(mode, backend, batch, time, channels, past, taps, resets):
     assert_agree(gradients, ones)
 
 
+@thorough
 @every_pair
 @pytest.mark.parametrize("resets", [False, True])
 def test_meta_tensors(mode, backend, resets):

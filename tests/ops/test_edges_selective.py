@@ -5,6 +5,7 @@ import torch
 
 from linrec.ops import selective_scan, short_conv
 from linrec.testing import reset_mask, selective_scan_inputs, short_conv_inputs
+from tests.tiers import thorough
 
 
 def selective_inputs(batch, time, channels, *, groups=1):
@@ -52,6 +53,7 @@ def test_empty_axes_of_groups(mode, backend):
         assert y.shape == shape and state.shape == (shape[0], shape[2], 2)
 
 
+@thorough
 @every_operator
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
 def test_tensors_without_data(operator, inputs_of, backend):

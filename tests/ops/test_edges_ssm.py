@@ -7,7 +7,7 @@ from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm
 from linrec.ops.diagonal_ssm import growing_ssm
 from linrec.ops.diagonal_ssm.torch import GrowingSSM
 from linrec.testing import dense_ssm_inputs, diagonal_ssm_inputs, dplr_ssm_inputs, reset_mask
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 OPERATORS = {
     "diagonal": (diagonal_ssm, diagonal_ssm_inputs, {}),
@@ -84,6 +84,7 @@ def test_growing_models_with_empty_axes(mode, batch, time):
     assert y.shape == (batch, time, 3) and torch.equal(last, state[:batch])
 
 
+@thorough
 @every_pair
 @pytest.mark.parametrize("dtype", tiered([torch.float32], [torch.bfloat16]))
 @pytest.mark.parametrize("time", tiered([5], [1, 40]))

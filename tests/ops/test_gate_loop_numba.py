@@ -109,6 +109,7 @@ def test_gradients_are_finite_differences(log_decay, phase):
     assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
 
 
+@thorough
 def test_compiles_into_one_graph():
     inputs = {name: t.requires_grad_() for name, t in gate_loop_inputs(2, 20, 3, 1, 1).items()}
 

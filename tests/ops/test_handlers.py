@@ -15,6 +15,7 @@ from linrec.ops.core.call import (
     unhandled,
 )
 from linrec.testing import gate_loop_inputs, scan_inputs
+from tests.tiers import thorough
 
 from .test_edges import OPERATORS, TABLES, every_operator
 
@@ -188,6 +189,7 @@ def test_the_matrix_of_all_pairs_of_steps_is_refused():
     refuse_split_time("gate_loop_matrix")
 
 
+@thorough
 def test_compiled_calls_are_handled_but_not_recorded():
     inputs, log = scan_inputs(2, 5, 3), []
     whole = torch.compile(lambda: scan(**inputs), fullgraph=True, backend="eager")

@@ -117,6 +117,7 @@ def test_pieces_make_no_difference(monkeypatch, rate):
     assert_agree(torch.autograd.grad(divided, (u, kernel), dy), gradients)
 
 
+@thorough
 @every_reset
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype, rate):

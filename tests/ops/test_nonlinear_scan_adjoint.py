@@ -57,6 +57,7 @@ def test_the_gradient_is_that_of_autograd(time, with_reset):
     assert_agree(outcome(elman, *given, reset=reset, gradient="adjoint"), expected)
 
 
+@thorough
 def test_gradients_of_any_order():
     x, W, state = inputs(4, 2)
     reset = torch.tensor([[False, False, True, False], [True, False, False, True]])

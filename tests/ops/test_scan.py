@@ -258,6 +258,7 @@ def test_no_steps_return_the_given_state(mode, backend):
     assert torch.equal(last, torch.zeros(2, 3))
 
 
+@thorough
 @every_pair
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_are_finite_differences(mode, backend, reverse):
@@ -447,6 +448,7 @@ def test_half_precision_complex_is_refused():
         scan(A.to(torch.complex32), X)
 
 
+@thorough
 def test_compiles_with_one_tensor_for_both_inputs():
     x = torch.rand(2, 20, 3, requires_grad=True)
     run = torch.compile(lambda x: scan(x, x)[0], fullgraph=True, backend="aot_eager")

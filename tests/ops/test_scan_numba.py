@@ -19,6 +19,7 @@ from tests.ops.opcheck import check_operators
 from tests.tiers import thorough
 
 
+@thorough
 def test_a_compiled_graph_holds_kernels_and_not_their_loops():
     seen = []
 
@@ -88,6 +89,7 @@ def test_numba_runs_in_a_forked_worker():
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
 
 
+@thorough
 @pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 400), (2, 7), (9, 33)])
 def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower

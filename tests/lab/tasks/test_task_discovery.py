@@ -20,6 +20,7 @@ from linrec.lab.train import (
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import ModelConfig
 from tests.lab.tasks.own_tasks import Shifted
+from tests.tiers import thorough
 
 OWN = "tests.lab.tasks.own_tasks:Shifted"
 
@@ -58,6 +59,7 @@ def test_what_is_no_task_is_refused(name):
         tasks.get(name)
 
 
+@thorough
 def test_a_name_imports_the_file_of_its_family_alone():
     code = "import sys; from linrec.lab import tasks; tasks.get('parity'); print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -66,6 +68,7 @@ def test_a_name_imports_the_file_of_its_family_alone():
     assert not {"copying", "dynamics", "recall", "archives"} & {*files}
 
 
+@thorough
 def test_a_task_from_outside_trains_by_its_path_and_is_read_where_it_is_trusted(tmp_path: Path) -> None:
     assert tasks.get(OWN) is Shifted and tasks.name_of(Shifted) == OWN
     task = Shifted(length=8, n_resets=1, n_samples=28, n_validation=4, n_test=3)

@@ -12,6 +12,7 @@ from linrec.cli.train import config_of, options_type
 from linrec.lab.train import get_recipe, recipe_names
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models.config import complete_mixer_args
+from tests.tiers import thorough
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -22,6 +23,7 @@ def test_defaults_are_the_recipe(name: str) -> None:
     assert options.out is None and options.resume is None
 
 
+@thorough
 @pytest.mark.parametrize("mixer", mixers.names())
 def test_every_argument_of_every_mixer_is_an_option_of_its_type(mixer: str) -> None:
     config = get_recipe("memory-horizon")
