@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 # hooks of all modules: without it, projections that read weights directly pass by counters and profilers
 from torch.nn.modules.module import _has_any_global_hook as any_global_hook
 
-# without it, there is no check of what a cell's operations do, and no check of fake kernels
+# operations seen one by one: without it, neither cells nor fake kernels are checked
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:

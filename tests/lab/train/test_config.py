@@ -62,7 +62,7 @@ def test_the_task_gives_the_vocabulary_and_the_mixer_its_defaults() -> None:
 def test_unknown_mixer_and_mixer_argument_name_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'gate_loop'"):
         TrainConfig("x", MemoryHorizon(), ModelConfig(vocab_size=6, mixer="gate_lop"))
-    with pytest.raises(ValueError, match="no argument 'transitoin'; did you mean 'transition'"):
+    with pytest.raises(ValueError, match="called 'transitoin'; did you mean 'transition'"):
         TrainConfig("x", MemoryHorizon(), ModelConfig(vocab_size=6, mixer_args={"transitoin": "fixed"}))
 
 

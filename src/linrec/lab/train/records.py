@@ -1,4 +1,4 @@
-"""What a run records: metrics as JSON lines and TensorBoard event files, its result, its provenance."""
+"""Records of a run: metrics as JSON lines and TensorBoard event files; result; provenance."""
 
 import contextlib
 import platform
