@@ -71,7 +71,7 @@ def listed(extra: str) -> set[str]:
 
 
 def test_the_dependencies_are_those_of_the_layers() -> None:
-    assert listed("") == {"torch", "numpy", "numba", "jaxtyping", "safetensors"}
+    assert listed("") == {"torch", "numpy", "numba", "jaxtyping", "safetensors", "typing_extensions"}
 
 
 @pytest.mark.parametrize("extra", extras.EXTRAS)

@@ -41,17 +41,17 @@ SECOND = (
 )
 """Files and folders of the second tier, examples of docstrings included: their tests make whole runs."""
 FIRST = (
-    "src/linrec/lab/report/over_seeds.py",
+    "src/linrec/lab/report/scores.py",
     "tests/convert/test_mamba2.py",
     "tests/convert/test_released.py",
     "tests/hf/test_cache.py",
     "tests/lab/bench/test_jobs.py",
-    "tests/lab/report/test_over_seeds.py",
+    "tests/lab/report/test_scores.py",
     "tests/lab/tasks/test_automata.py",
     "tests/lab/tasks/test_recall.py",
     "tests/lab/tasks/test_synthetic.py",
     "tests/lab/tasks/test_task_discovery.py",
-    "tests/perf/test_rows.py",
+    "tests/perf/test_engine.py",
 )
 """Files in folders of `SECOND` that are of the first tier all the same."""
 

@@ -13,7 +13,7 @@ from linrec.errors import MissingExtraError
 __all__ = ["EXTRAS", "check_extra", "check_version", "import_extra", "one_line"]
 
 EXTRAS = {
-    "lab": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "filelock"),
+    "lab": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "jinja2", "filelock"),
     "text": ("tokenizers", "transformers", "datasets"),
     "hf": ("transformers", "tokenizers", "accelerate"),
     "eval": ("lm_eval",),
