@@ -312,3 +312,16 @@ def test_a_mixer_whose_equations_read_the_start_has_to_define_it():
 
     with pytest.raises(TypeError, match="Endless must define `init_state`"):
         Endless(4).init_state(2)
+
+
+DERIVED = [name for name in mixers.names() if mixers.get(name).init_state is mixers.Mixer.init_state]
+
+
+@pytest.mark.parametrize("name", tiered(["delta_net"], [name for name in DERIVED if name != "delta_net"]))
+def test_a_compiled_program_starts_states_of_a_mixer_that_has_started_none(name):
+    mixer = mixers.build(name, 4).bfloat16()
+    torch._dynamo.reset()
+    compiled = torch.compile(mixer.init_state, fullgraph=True, backend="aot_eager")
+    found, expected = leaves(compiled(3)), leaves(mixer.init_state(3))
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in expected]
+    assert all(map(torch.equal, found, expected))

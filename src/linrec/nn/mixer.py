@@ -153,15 +153,26 @@ class Mixer(Float32Module):
             batch: sequences b.
             device: where the state lives; None is where the parameters live.
         """
-        options = tensor_options(self, device)
-        if self._zero_steps is None or self._zero_steps[0] != options["dtype"]:
-            # in a context of its own, so that nothing records or splits the calls
-            self._zero_steps = options["dtype"], Context().run(self._after_zero_steps, options["dtype"])
+        device = tensor_options(self, device)["device"]
 
         def zeros(of_row: Tensor) -> Tensor:
-            return torch.zeros(batch, *of_row.shape[1:], dtype=of_row.dtype, device=options["device"])
+            return torch.zeros(batch, *of_row.shape[1:], dtype=of_row.dtype, device=device)
 
-        return map_tree(zeros, self._zero_steps[1])
+        return map_tree(zeros, self._state_of_a_row())
+
+    def _state_of_a_row(self) -> State:
+        """Return a state of one row, in the shapes and dtypes of the first."""
+        # some parameters of a mixer in half precision are in float32
+        dtypes = {weight.dtype for weight in self.parameters() if weight.is_floating_point()}
+        dtype = min(dtypes, key=lambda each: each.itemsize, default=torch.get_default_dtype())
+        if self._zero_steps is None or self._zero_steps[0] != dtype:
+            if torch.compiler.is_compiling():
+                # compilers drop the call, whose shapes alone are read
+                with torch.no_grad():
+                    return self(torch.zeros(1, 0, self.d_model, **tensor_options(self) | {"dtype": dtype}))[1]
+            # in a context of its own, so that nothing records or splits the calls
+            self._zero_steps = dtype, Context().run(self._after_zero_steps, dtype)
+        return self._zero_steps[1]
 
     @torch.no_grad()
     def _after_zero_steps(self, dtype: torch.dtype) -> State:
