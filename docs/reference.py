@@ -216,11 +216,16 @@ def _address(folder: str, path: str) -> str:
 
 
 def _packages(package: griffe.Module) -> list[griffe.Module]:
-    return [module for _, module in sorted(package.modules.items()) if module.is_init_module]
+    return [module for module in _own(package) if module.is_init_module]
 
 
 def _files(package: griffe.Module) -> list[griffe.Module]:
-    return [module for _, module in sorted(package.modules.items()) if not module.is_init_module]
+    return [module for module in _own(package) if not module.is_init_module]
+
+
+def _own(package: griffe.Module) -> list[griffe.Module]:
+    """Return the modules of a package, without modules of other packages that it imports by name."""
+    return [module for _, module in sorted(package.modules.items()) if not module.is_alias]
 
 
 def _modules(package: griffe.Module) -> Iterator[griffe.Module]:

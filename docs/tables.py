@@ -30,9 +30,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from linrec import mixers, ops
-from linrec.lab import tasks
+from linrec import learning, mixers, ops
+from linrec.lab import streams, tasks
 from linrec.lab.bench import SUITES
+from linrec.lab.report.scores import format_mean_and_spread
 from linrec.lab.train import recipe_names
 from linrec.lab.train.recipes import recipe_summary
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
@@ -286,10 +287,10 @@ def users(operator: str) -> str:
     return f"Mixers that call it with their default arguments: {links}."
 
 
-def mixer_literal() -> str:
-    """Return the lines of the `Literal` of all mixers."""
+def mixer_literal(names: Sequence[str] = tuple(mixers.names())) -> str:
+    """Return lines with the names, by default of the `Literal` of all mixers."""
     return textwrap.fill(
-        ", ".join(f'"{name}"' for name in mixers.names()) + ",",
+        ", ".join(f'"{name}"' for name in names) + ",",
         width=110, initial_indent=" " * 4, subsequent_indent=" " * 4,
     ) + "\n"  # fmt: skip
 
@@ -301,6 +302,18 @@ def mixer_imports() -> str:
 
 
 PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
+
+
+def online_runs() -> str:
+    """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
+    losses: dict[str, list[float]] = {}
+    for line in (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
+    rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
+    return markdown_table(("learner", "cross-entropy in nats", "seeds"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "families": family_tables,
@@ -308,8 +321,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "memories": memory_table,
     "tasks": task_table,
     "recipes": recipe_table,
+    "online_runs": online_runs,
     "irregular": irregular_table,
     "mixer_literal": mixer_literal,
+    "mixers_with_dt": lambda: mixer_literal([name for name in mixers.names() if mixers.get(name).takes_dt]),
     "mixer_imports": mixer_imports,
 }
 
@@ -379,11 +394,22 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def listing() -> str:
-    """Every recipe and every suite in JSON, for the help of the command line, which does without PyTorch."""
+    """Recipes, suites, streams and learners in JSON, for the help that is printed without PyTorch."""
     recipes = {name: recipe_summary(name) for name in recipe_names()}
     suites = {name: ", ".join(entry.name for entry in entries) for name, entries in SUITES.items()}
     suites["all"] = "the tasks of every suite"
-    return json.dumps({"recipes": recipes, "suites": suites}, indent=2) + "\n"
+    listed = {
+        "recipes": recipes,
+        "suites": suites,
+        "streams": {name: _summary(streams.get(name)) for name in streams.names()},
+        "learners": {name: _summary(learning.get(name)) for name in learning.names()},
+    }
+    return json.dumps(listed, indent=2) + "\n"
+
+
+def _summary(of: type[Any]) -> str:
+    """Return the first line of a class's documentation."""
+    return inspect.cleandoc(of.__doc__ or "").partition("\n")[0]
 
 
 if __name__ == "__main__":

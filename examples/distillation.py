@@ -7,7 +7,7 @@
 
 The validation text is cut into windows of the length of training. Of each, a quarter is read at once, and
 the rest one token after another. A copy of one tap, whose filters see the current step alone, says what
-their memory is worth. RUN/distillation.json has the numbers.
+their memory is worth. RUN/extra-distillation.json has the numbers, which tables of runs keep.
 """
 
 import shlex
@@ -21,7 +21,7 @@ from linrec.lab.distillation import distill
 from linrec.lab.evaluation import choose_text, evaluate_windows
 from linrec.lab.tasks import NO_TARGET
 from linrec.lab.train import load_run
-from linrec.lab.train.provenance import provenance
+from linrec.lab.train.records import provenance
 from linrec.lab.train.run import write_json
 from linrec.nn.long_filters import Filter
 
@@ -72,4 +72,6 @@ for options in arguments:
     print(f"{words:>18}: loss {loss:.4f}, {100 * (loss / convolution - 1):+.2f}%", end="")
     print(f", at once {at_once:.4f}, filter error {row['filter_error']:.1e}, {seconds['decode']:.0f} s")
 command = shlex.join(["python", "examples/distillation.py", *sys.argv[1:]])
-write_json(run.path / "distillation.json", found | {"command": command, **provenance(torch.device("cpu"))})
+write_json(
+    run.path / "extra-distillation.json", found | {"command": command, **provenance(torch.device("cpu"))}
+)

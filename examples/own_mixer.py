@@ -35,9 +35,6 @@ class MovingAverage(Mixer):
         rate = torch.sigmoid(self.rho).to(v.dtype)
         return scan(rate, (1 - rate) * v, state=state, reset=reset)
 
-    def init_state(self, batch, *, device=None):
-        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
-
 
 class Centred(MovingAverage):
     """The same with the mean over time taken away: the future is in that mean."""

@@ -1,29 +1,32 @@
-"""A training step of one layer of a nonlinear cell, by the ways to its gradient."""
+"""`python -m perf cells`: training steps of one layer of a nonlinear cell, by the ways to its gradient."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
+from linrec import mixers
 from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, get_recipe
-from linrec.lab.train.state import deterministic, matmul_precision
+from linrec.lab.train.fabric import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
-from linrec.models.arguments import mixer_parameters
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
+from linrec.models.config import mixer_parameters
 from linrec.ops.core.call import Call, Result, handling
-from linrec.ops.nonlinear_scan import OPERATOR
-from perf.memory import held_bytes, peak_bytes, release, why
+from linrec.ops.nonlinear_scan import OPERATOR, UNROLLED
+from perf.engine import Options, RefusedError, Report, attempt, bench_of, by_name
 from perf.nonlinear import run_as
-from perf.timing import Rate, calls_per_second, time_once, wait
-from perf.training import Windows, make_step
+from perf.table import gib, show_errors, show_table
+from perf.timing import OUT_OF_MEMORY, Bench, Windows
+from perf.training import make_step
 
 AUTOGRAD, ADJOINT, REVERSIBLE = "autograd", "adjoint", "reversible"
 # the rule by which a row is left out
@@ -34,6 +37,55 @@ LONG = 17_984
 RECIPE = get_recipe("adding")
 # a training step that takes longer is timed once
 LONG_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class CellsOptions(Options):
+    """Training steps of one layer of a nonlinear cell, as `linrec train adding` makes them, by its gradient.
+
+    Args:
+        models: names of mixers on `nonlinear_scan`.
+        lengths: steps of a sequence; by default 1,000, and on CUDA also 4,000 and 17,984.
+        out: folder for DEVICE.json.
+    """
+
+    models: tuple[str, ...] = ("lem", "cornn", "unicornn")
+    lengths: tuple[int, ...] = ()
+    out: Path = Path("results/cells")
+
+
+def cells(options: CellsOptions, command: str) -> int:
+    """Measure the layers, write and print the results; return the exit status."""
+    for name in options.models:
+        _check_model(name)
+    if any(length <= UNROLLED for length in options.lengths):
+        raise RefusedError(
+            f"--lengths must be above {UNROLLED}, up to which torch.compile unrolls loops; "
+            f"got {min(options.lengths)}."
+        )
+    rows = cell_rows_of(options.models, options.lengths, options.device, quick=options.quick)
+    bench = bench_of(options, windows=Windows(3, 0.5))
+    protocol = {
+        "recipe": RECIPE.name,
+        "precision": RECIPE.loop.precision,
+        "matmul_precision": RECIPE.loop.matmul_precision,
+        "windows": dataclasses.asdict(bench.windows),
+    }
+    report = Report(options, command, protocol=protocol)
+    report.measure(by_name(rows), lambda row: measure_cell(bench, row))
+    told = {found["missing"] for found in report.results["rows"] if "missing" in found}
+    return report.finish(show, failed=bool(told - {TOO_LONG, OUT_OF_MEMORY}))
+
+
+def _check_model(name: str) -> None:
+    try:
+        recurrence = mixers.get(name).recurrence
+    except ValueError as error:
+        raise RefusedError(error) from error
+    if recurrence != OPERATOR.name:
+        raise RefusedError(
+            f"--models takes mixers on `{OPERATOR.name}`, such as lem; got {name!r}, a mixer without it."
+        )
 
 
 @dataclass(frozen=True)
@@ -58,20 +110,20 @@ class CellRow:
 
     @property
     def name(self) -> str:
-        """The row's name, such as "lem-adjoint-t1000" or "unicornn-reversible-eager-t1000"."""
+        """The name, such as "lem-adjoint-t1000" or "unicornn-reversible-eager-t1000"."""
         return f"{self.model}-{self.gradient}{'' if self.compiled else '-eager'}-t{self.time}"
 
 
 def cell_rows_of(
     models: Sequence[str], lengths: Sequence[int], device_type: str, *, quick: bool = False
 ) -> list[CellRow]:
-    """Return the rows of the models; without lengths, at those of the device.
+    """Return the rows of the models; without lengths, at the device's lengths.
 
     Programs of torch.compile store the states of reversible layers, so these layers are measured eager, with
-    and without their states.
+    and without stored states.
     """
     compiled = device_type == "cuda"
-    # the fewest steps that are captured on CUDA
+    # 80 are the fewest steps that are captured on CUDA
     lengths = lengths or ((80,) if quick else (1000, 4000, LONG) if compiled else (1000,))
     rows = []
     for model in models:
@@ -87,7 +139,7 @@ def cell_rows_of(
 
 @contextmanager
 def gradient_of_loops(gradient: str) -> Iterator[None]:
-    """Run the calls of `nonlinear_scan` within the context as if their argument `gradient` were this one."""
+    """Run the calls of `nonlinear_scan` within the context with this argument `gradient`."""
 
     def handler(call: Call, proceed: Callable[[], Result]) -> Result:
         if call.operator is not OPERATOR:
@@ -98,23 +150,19 @@ def gradient_of_loops(gradient: str) -> Iterator[None]:
         yield
 
 
-def measure_cell(row: CellRow, device: torch.device, windows: Windows) -> dict[str, Any]:
+def measure_cell(bench: Bench, row: CellRow) -> dict[str, Any]:
     """Measure the training step of a row on a batch of the adding task.
 
     Returns:
-        What JSON holds of the row: "parameters", "first_seconds", "steps_per_second" with "median", "lowest",
-        "highest" and the "calls" of a window, "us_per_step" of time, "peak_bytes", "held_bytes" of the
-        parameters, the optimizer and the batch between two training steps, and "bytes_per_step", which is the
-        rest of the peak over the steps of all sequences; or "missing", the reason why there are none.
+        "parameters", "first_seconds", "steps_per_second", "us_per_step" of time and "peak_bytes";
+        "held_bytes" of parameters, optimizer and batch between two training steps; and "bytes_per_step", the
+        rest of the peak over the steps of all sequences. Or "missing".
     """
     result = {"name": row.name, **dataclasses.asdict(row)}
     if row.gradient == AUTOGRAD and row.time > AUTOGRAD_STEPS:
         return result | {"missing": TOO_LONG}
-    release(device)
-    try:
-        return result | _measured(row, device, windows)
-    except Exception as error:
-        return result | {"missing": why(error)}
+    bench.release()
+    return result | attempt(lambda: _measured(bench, row))
 
 
 def loop_of(row: CellRow, device: torch.device) -> LoopConfig:
@@ -140,40 +188,49 @@ def model_of(row: CellRow) -> SequenceClassifierConfig:
     )
 
 
-def _measured(row: CellRow, device: torch.device, windows: Windows) -> dict[str, Any]:
-    loop = loop_of(row, device)
+def _measured(bench: Bench, row: CellRow) -> dict[str, Any]:
+    loop = loop_of(row, bench.device)
     # the reversible layer calls no operator
     loops = gradient_of_loops(ADJOINT if row.gradient == REVERSIBLE else row.gradient)
     with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling(), loops:
         model, step = make_step(partial(SequenceClassifier, model_of(row)), RECIPE.optim, loop)
         drawn = Adding(length=row.time).draw(np.random.default_rng(0), row.batch)
-        inputs, targets = (torch.from_numpy(part).to(device) for part in (drawn.inputs, drawn.targets))
-        call = partial(step, inputs, targets)
-        start = time.perf_counter()
-        call()
-        wait(device)
-        first = time.perf_counter() - start
-        model.zero_grad()
-        # the peak of the computation, not of its compilation
-        release(device)
-        held = held_bytes(device)
-        for _ in range(EAGER_STEPS if row.compiled else 0):
-            call()
-        rate = _rate(call, device, windows)
-    peak = peak_bytes(device)
+        inputs, targets = (torch.from_numpy(part).to(bench.device) for part in (drawn.inputs, drawn.targets))
+        found = bench.steps(
+            partial(step, inputs, targets),
+            warm=EAGER_STEPS if row.compiled else 0,
+            settle=model.zero_grad,
+            longest_ms=LONG_MS,
+        )
+    peak, held = found.peak_bytes, found.held_bytes
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "first_seconds": first,
-        "steps_per_second": dataclasses.asdict(rate),
-        "us_per_step": 1e6 / rate.median / row.time,
+        "first_seconds": found.first_seconds,
+        "steps_per_second": dataclasses.asdict(found.rate),
+        "us_per_step": 1e6 / found.rate.median / row.time,
         "peak_bytes": peak,
         "held_bytes": held,
         "bytes_per_step": None if peak is None or held is None else (peak - held) / (row.batch * row.time),
     }
 
 
-def _rate(call: Callable[[], Any], device: torch.device, windows: Windows) -> Rate:
-    milliseconds = time_once(call, device)
-    if milliseconds > LONG_MS:
-        return Rate(*3 * (1e3 / milliseconds,), 1)
-    return calls_per_second(call, device, windows=windows.windows, seconds=windows.seconds)
+def show(console: Console, results: dict[str, Any]) -> None:
+    """Print the speeds and the memory, then the reasons of missing rows."""
+    show_table(
+        console,
+        "training steps per second; time and memory of a step of a sequence",
+        ("row", "steps/s", "us/step", "GiB", "KiB/step", "first s"),
+        [
+            [
+                row["name"],
+                f"{row['steps_per_second']['median']:.3g}",
+                f"{row['us_per_step']:.1f}",
+                gib(row["peak_bytes"]),
+                "" if row["bytes_per_step"] is None else f"{row['bytes_per_step'] / 2**10:.2f}",
+                f"{row['first_seconds']:.1f}",
+            ]
+            for row in results["rows"]
+            if "missing" not in row
+        ],
+    )
+    show_errors(console, results["rows"], key="missing")

@@ -8,18 +8,18 @@ from linrec.models import SequenceClassifierConfig, preset
 
 BASELINE = "Transformer"
 
-# GateLoop's language model as its preset reads it: with an output gate and a projection, which HGRN has too
+# GateLoop's language model as its preset reads it: with an output gate and a projection, as HGRN has
 MIXER_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"gate_loop": preset("wikitext103").mixer_args}
-"""What a mixer is compared with others by, where that is not its defaults."""
+"""Arguments with which a mixer is compared, where these differ from its defaults."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The shape that all encoders have, and that of their input.
+    """The shape of all encoders and of their input.
 
     The defaults are HGRN's for Text of the Long Range Arena: bytes, two classes, and layers, width, batch and
-    dropout of the authors' scripts. Their unit has SiLU; its width, which the scripts leave to a default, is
-    that of their language models, twice `d_model`.
+    dropout of the authors' scripts. Their unit has SiLU; the scripts leave its width to a default, here the
+    width of their language models, twice `d_model`.
     """
 
     batch: int = 32
@@ -36,7 +36,7 @@ class Encoder:
     """One encoder of any size.
 
     Args:
-        name: heads its row; what `--models` takes.
+        name: heads its row; `--models` takes it.
         mixer: a name of `linrec.mixers`.
         options: further arguments of `SequenceClassifierConfig`.
     """

@@ -1,4 +1,4 @@
-"""What a device spends its time on: the kernels of a profile, by what they are for."""
+"""The time of a device by kind of kernel, from a profile."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from linrec.ops import kernels
-from perf.memory import why
+from perf.timing import why
 
 KINDS = (
     "recurrence",
@@ -22,13 +22,13 @@ KINDS = (
     "copies",
     "rest",
 )
-"""What `kind_of` tells apart."""
+"""The kinds that `kind_of` tells apart."""
 
 LONGEST_NAME = 160
 SHOWN = 25
 PROFILED_STEPS = 5
 
-# linrec's own, by the names of its Triton functions
+# linrec's own kernels, by the names of its Triton functions
 _FILES = Path(kernels.__path__[0]).glob("*/*triton.py")
 _SOURCES = (file for file in _FILES if file.parent.name != "products")
 _OWN = {name for file in _SOURCES for name in re.findall(r"@triton\.jit.*\ndef (\w+)", file.read_text())}
@@ -46,9 +46,9 @@ _ELEMENTWISE = re.compile(
     r"elementwise|reduce_kernel|layer_norm|LayerNorm|CatArray|dropout|copy_kernel|index"
 )
 
-# what torch.compile fuses, "triton_<kind>_fused_<operations>_<number>", in the order of the alphabet
+# kernels of torch.compile, "triton_<kind>_fused_<operations>_<number>", operations in alphabetical order
 _FUSED = re.compile(r"triton_(?P<kind>[a-z]+)_fused_(?P<operations>\w*)")
-# of the vocabulary's logits alone: the mixers' exponentials have no maxima and compare no indices
+# operations on the vocabulary's logits: the mixers' exponentials have no maxima and compare no indices
 _FUSED_LOSS = re.compile(
     r"(?<![a-z])(arange\w*_exp|max|amax|argmax|gather|logsumexp|nll_loss|log_softmax)(?![a-z0-9])"
 )
@@ -63,11 +63,10 @@ class Kernel(NamedTuple):
 
 
 def kind_of(name: str) -> str:
-    """Return which of `KINDS` a kernel belongs to, by its name.
+    """Return the kind of a kernel, one of `KINDS`, by its name.
 
-    A name says what a kernel computes, not what for. Of the kernels that torch.compile fuses, those with the
-    operations of a cross-entropy are the loss. The products with the head's matrix are matrix products, as
-    are all others.
+    A name tells the computation, not its purpose. A fused kernel with the operations of a cross-entropy is
+    the loss. Products with the head's matrix are matrix products, as all products are.
 
     Example:
         >>> kind_of("backward"), kind_of("row_products"), kind_of("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN")
@@ -94,12 +93,7 @@ def kind_of(name: str) -> str:
 
 
 def profile_of(step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """Return the `summary` of a few steps; or "missing", why there is none.
-
-    Args:
-        step: as in `profiled`.
-        device: a CUDA device.
-    """
+    """Return the `summary` of a few steps on a CUDA device; or "missing", the reason."""
     try:
         return summary(profiled(step, device, PROFILED_STEPS), PROFILED_STEPS)
     except Exception as error:
@@ -107,14 +101,9 @@ def profile_of(step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
 
 
 def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[Kernel]:
-    """Return the kernels of so many steps.
+    """Return the kernels of `steps` calls of a compiled step on a CUDA device.
 
-    The first profile of a process may begin with a pause that no other has, so a step is profiled before.
-
-    Args:
-        step: what has been called before, so that nothing is left to compile.
-        device: a CUDA device.
-        steps: how often to call it.
+    The first profile of a process may begin with a pause, so one step is profiled before.
     """
     for calls in (1, steps):
         torch.cuda.synchronize(device)
@@ -131,17 +120,17 @@ def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[
 
 
 def summary(runs: Sequence[Kernel], steps: int) -> dict[str, Any]:
-    """Return where the time of so many steps went.
+    """Return the time of steps by kind and name of kernel.
 
     Args:
-        runs: at least one.
-        steps: how many steps they are of.
+        runs: the kernels of the steps, at least one.
+        steps: number of steps.
 
     Returns:
-        "step_ms", from the first kernel's start to the last one's end; "idle", the share of it in which no
-        kernel runs; "kinds", for each of `KINDS` its "ms" per step and its "share", which are more than the
-        rest of the time where kernels run side by side; "kernels", the names with the most time, each with
-        "kind", "ms" and "calls" per step and "share".
+        "step_ms", from the first kernel's start to the last kernel's end; "idle", the share of it in which no
+        kernel runs; "kinds", for each of `KINDS` its "ms" per step and its "share"; "kernels", the names with
+        the most time, each with "kind", "ms" and "calls" per step and "share". Shares may add up to more than
+        the rest of "idle", as kernels may run side by side.
 
     Raises:
         ValueError: there are no runs.

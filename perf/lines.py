@@ -1,4 +1,7 @@
-"""Measures what is one number and no row: memory, a training step, accuracy, the time to compile."""
+"""The numbers of `perf ops` beside its rows: memory, a training step, accuracy, the time to compile.
+
+`python -m perf.lines OPERATION DEVICE` prints the seconds of a process's first forward and backward pass.
+"""
 
 import contextlib
 import dataclasses
@@ -16,51 +19,56 @@ import torch
 from torch import Tensor
 
 from linrec.lab.train import get_recipe
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.ops import gate_loop, scan
-from perf.operations import OPERATIONS, make, outputs_and_gradients
-from perf.peers import reason
-from perf.rows import Row, rows_of
-from perf.timing import Budget, Timing, measure
+from perf.engine import Row, outputs_and_gradients
+from perf.operations import OPERATIONS, make
+from perf.timing import Bench, Timing, why
 from perf.training import make_step
 
 ROOT = Path(__file__).resolve().parents[1]
+CUDA_LINES = ("memory-f32", "memory-bf16", "memory-conv", "step", "step-captured", "accuracy", "compile")
+CPU_LINES = ("accuracy",)
+# minutes each: left out by --quick
+SLOW = ("step-captured", "compile")
+ABOUT = "what it is"
 
 
-def measure_line(name: str, device: torch.device, budget: Budget, *, quick: bool) -> dict[str, Any]:
-    """Measure one line.
+def measure_line(bench: Bench, name: str, *, quick: bool) -> dict[str, Any]:
+    """Measure one number.
 
     Returns:
-        What JSON holds of it: "name", "about", "value", "unit", "target" (at most), "met" and details; with
-        "error" and without "value" where it fails.
+        "name", "about", "value", "unit", "target" (at most), "met" and details; or "error".
     """
-    result: dict[str, Any] = {"name": name}
     try:
-        result |= _LINES[name](device, budget, quick)
+        result = {"name": name, **_LINES[name](bench, quick)}
     except Exception as error:
-        return result | {"error": f"failed: {reason(error)}"}
+        return {"name": name, "error": f"failed: {why(error)}"}
     return result | {"met": result["value"] <= result["target"]}
 
 
-def memory(device: torch.device, budget: Budget, quick: bool, *, dtype: str) -> dict[str, Any]:
+def peak_bytes_of(bench: Bench, row: Row) -> tuple[int, int, int]:
+    """Return the peak of forward and backward beside the inputs, and the bytes of the inputs and of dy."""
+    inputs, dy = make(row, bench.device)
+    call = partial(outputs_and_gradients, OPERATIONS[row.operation].run, inputs, dy)
+    # the first call allocates memory that all later calls share
+    call()
+    bench.wait()
+    peak = bench.peak_of(call)
+    if peak is None:
+        raise RuntimeError(f"the memory of {bench.device.type} is not counted")
+    return peak, sum(x.numel() * x.element_size() for x in inputs), dy.numel() * dy.element_size()
+
+
+def memory(bench: Bench, quick: bool, *, dtype: str) -> dict[str, Any]:
     """Peak of forward and backward, over inputs, output and the gradients of all of them."""
-    row = Row("gate_loop", (2, 64, 16) if quick else (8, 4096, 2048), dtype, (None, None))
-    run = OPERATIONS["gate_loop"].run
-    inputs, dy = make(row, device)
-    # the first call also takes what it keeps for all later ones
-    outputs_and_gradients(run, inputs, dy)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    size = dy.numel() * dy.element_size()
-    others = torch.cuda.memory_allocated(device) - (len(inputs) + 1) * size
-    outputs_and_gradients(run, inputs, dy)
-    peak = torch.cuda.max_memory_allocated(device) - others
+    row = Row("gate_loop", (2, 64, 16) if quick else (8, 4096, 2048), dtype)
+    peak, of_inputs, of_dy = peak_bytes_of(bench, row)
     # inputs and their gradients, y and dy
-    needed = (2 * len(inputs) + 2) * size
-    about = f"{row.name}: peak memory of forward+backward / (inputs, output, gradients of both)"
+    peak, needed = peak + of_inputs + of_dy, 2 * (of_inputs + of_dy)
     return {
-        "about": about,
+        "about": f"{row.name}: peak memory of forward+backward / (inputs, output, gradients of both)",
         "value": peak / needed,
         "unit": "x",
         "target": 1.15,
@@ -69,21 +77,16 @@ def memory(device: torch.device, budget: Budget, quick: bool, *, dtype: str) -> 
     }
 
 
-def memory_of_long_conv(device: torch.device, budget: Budget, quick: bool) -> dict[str, Any]:
+def memory_of_long_conv(bench: Bench, quick: bool) -> dict[str, Any]:
     """Peak of forward and backward beside the inputs, over the inputs."""
-    rows = [row for row in rows_of("cuda", quick=quick) if row.operation == "conv"]
+    # imported here: `perf.ops` measures these numbers
+    from perf.ops import rows_of
+
     ratios = {}
-    for row in rows:
-        run = OPERATIONS["conv"].run
-        inputs, dy = make(row, device)
-        # the first call also takes what it keeps for all later ones
-        outputs_and_gradients(run, inputs, dy)
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        outputs_and_gradients(run, inputs, dy)
-        taken = torch.cuda.max_memory_allocated(device) - before
-        ratios[row.name] = taken / sum(x.numel() * x.element_size() for x in inputs)
+    for row in rows_of("cuda", quick=quick):
+        if row.operation == "conv":
+            peak, of_inputs, _ = peak_bytes_of(bench, row)
+            ratios[row.name] = peak / of_inputs
     return {
         "about": "conv: what forward+backward take, results included / (u, K); the largest row",
         "value": max(ratios.values()),
@@ -93,12 +96,12 @@ def memory_of_long_conv(device: torch.device, budget: Budget, quick: bool) -> di
     }
 
 
-def step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -> dict[str, Any]:
+def step(bench: Bench, quick: bool, *, captured: bool) -> dict[str, Any]:
     """One training step of the Memory Horizon model, by linrec's kernels and by its torch backend."""
-    kernels = _time_step(device, budget, quick, captured=captured)
+    kernels = _time_step(bench, quick, captured=captured)
     # the one place where the layer calls the operator
     with mock.patch("linrec.mixers.gate_loop.gate_loop", partial(gate_loop, backend="torch")):
-        plain = _time_step(device, budget, quick, captured=captured)
+        plain = _time_step(bench, quick, captured=captured)
     how = "compiled and captured, as `linrec train` runs it" if captured else "eager"
     return {
         "about": f"training step of memory-horizon, {how}: kernels / torch backend",
@@ -110,33 +113,33 @@ def step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -
     }
 
 
-def _time_step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -> Timing:
+def _time_step(bench: Bench, quick: bool, *, captured: bool) -> Timing:
     config = get_recipe("memory-horizon")
     assert isinstance(config.model, ModelConfig)
     loop = dataclasses.replace(
         config.loop,
-        device="cuda" if device.type == "cuda" else "cpu",
+        device="cuda" if bench.on_cuda else "cpu",
         compile="on" if captured else "off",
     )
     batch, length = (2, 32) if quick else (loop.batch_size, 1024)
     _, take = make_step(partial(LanguageModel, config.model), config.optim, loop)
-    inputs = torch.randint(config.model.vocab_size, (batch, length), device=device)
-    targets = torch.randint(50, (batch, length), device=device)
+    inputs = torch.randint(config.model.vocab_size, (batch, length), device=bench.device)
+    targets = torch.randint(50, (batch, length), device=bench.device)
     with matmul_precision(loop.matmul_precision):
-        return measure(lambda: take(inputs, targets), device, budget)
+        return bench.measure(lambda: take(inputs, targets))
 
 
-def accuracy(device: torch.device, budget: Budget, quick: bool) -> dict[str, Any]:
-    """Error of the float32 scan over that of a float32 loop, where the state forgets slowly."""
+def accuracy(bench: Bench, quick: bool) -> dict[str, Any]:
+    """Error of the float32 scan over the error of a float32 loop, where the state forgets slowly."""
     shape = (2, 1024, 8) if quick else (2, 65536, 64)
-    random = torch.Generator(device).manual_seed(0)
-    a = 1 - 1e-3 * torch.rand(shape, device=device, generator=random)
-    # the interval is open: 1 itself would be no decay
+    random = torch.Generator(bench.device).manual_seed(0)
+    a = 1 - 1e-3 * torch.rand(shape, device=bench.device, generator=random)
+    # the interval is open: 1 is no decay
     a = a.clamp(max=1 - torch.finfo(a.dtype).eps / 2)
-    x = torch.randn(shape, device=device, generator=random)
+    x = torch.randn(shape, device=bench.device, generator=random)
     with torch.no_grad():
         mine = scan(a, x)[0].cpu()
-        # a step launches too little for a GPU: both loops run on the CPU
+        # a step is too little work for a GPU: both loops run on the CPU
         a, x = a.cpu(), x.cpu()
         loop = scan(a, x, backend="reference")[0]
         exact = scan(a.double(), x.double(), backend="reference")[0]
@@ -159,13 +162,13 @@ def _errors(y: Tensor, exact: Tensor) -> dict[str, float]:
     }
 
 
-def compile_time(device: torch.device, budget: Budget, quick: bool) -> dict[str, Any]:
-    """Seconds of the first forward and backward pass in a new process that finds nothing compiled."""
+def compile_time(bench: Bench, quick: bool) -> dict[str, Any]:
+    """Seconds of the first forward and backward pass in a new process with empty caches of kernels."""
     seconds = {}
     for operation in OPERATIONS:
         with _empty_caches() as environment:
             finished = subprocess.run(
-                [sys.executable, "-m", "perf.first_call", operation, device.type],
+                [sys.executable, "-m", "perf.lines", operation, bench.device.type],
                 cwd=ROOT,
                 env=environment,
                 capture_output=True,
@@ -186,13 +189,20 @@ def compile_time(device: torch.device, budget: Budget, quick: bool) -> dict[str,
 @contextlib.contextmanager
 def _empty_caches() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
-        # where linrec is not installed, it is found as this process found it
+        # the new process finds linrec where this one did, installed or not
         path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "NUMBA_CACHE_DIR": f"{folder}/numba"}
         yield {**os.environ, **caches, "PYTHONPATH": path}
 
 
-_LINES: dict[str, Callable[[torch.device, Budget, bool], dict[str, Any]]] = {
+def first_call(bench: Bench, operation: str) -> float:
+    """Return the seconds from the call to its gradients, compilation included, in a started torch."""
+    inputs, dy = make(Row(operation, (32, 1024, 512), "f32"), bench.device)
+    bench.wait()
+    return bench.time_once(partial(outputs_and_gradients, OPERATIONS[operation].run, inputs, dy)) / 1e3
+
+
+_LINES: dict[str, Callable[[Bench, bool], dict[str, Any]]] = {
     "memory-f32": partial(memory, dtype="f32"),
     "memory-bf16": partial(memory, dtype="bf16"),
     "memory-conv": memory_of_long_conv,
@@ -201,3 +211,6 @@ _LINES: dict[str, Callable[[torch.device, Budget, bool], dict[str, Any]]] = {
     "accuracy": accuracy,
     "compile": compile_time,
 }
+
+if __name__ == "__main__":
+    print(first_call(Bench(torch.device(sys.argv[2])), sys.argv[1]))

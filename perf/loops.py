@@ -1,32 +1,49 @@
-"""The sLSTM's loop over time: rows, inputs, correctness, measurement, and torch's LSTM of the same width."""
+"""`python -m perf loops`: the sLSTM's loop over time, beside torch's LSTM of the same width."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from linrec.nn.slstm_steps import slstm_steps
-from linrec.testing import assert_agree
-from perf.memory import release, why
+from perf import engine
+from perf.engine import BOTH, DTYPES, FORWARD, PASSES, Calls, Entry, Report, RowOptions, Tensors
 from perf.operations import normal
-from perf.ops import failure
-from perf.peers import Calls, torch_calls
-from perf.rows import DTYPES, PASSES
-from perf.timing import Budget, measure
+from perf.table import implementations_of, show_errors, show_table
+from perf.timing import Bench
 
 CHECKED = "h and the gradients of Wx and R, against the loop in float64"
-# the names of the measurements in JSON
 FUSED, LOOP, LSTM = "fused", "loop", "lstm"
-NAMES = (FUSED, LOOP, LSTM)
+BACKENDS = {FUSED: "triton", LOOP: "torch"}
+
+
+@dataclass(frozen=True)
+class LoopsOptions(RowOptions):
+    """Speed of the sLSTM's kernel beside the loop in torch operations and torch's LSTM of the same width.
+
+    Args:
+        out: folder for DEVICE.json.
+    """
+
+    out: Path = Path("results/loops")
+
+
+def loops(options: LoopsOptions, command: str) -> int:
+    """Measure the rows, write and print the results; return the exit status."""
+    rows = engine.selected(options.rows, engine.by_name(loop_rows_of(options.device, quick=options.quick)))
+    report, bench = Report(options, command), engine.bench_of(options)
+    report.measure(rows, lambda row: measure_loop(bench, row))
+    return report.finish(show)
 
 
 @dataclass(frozen=True)
 class LoopRow:
-    """Sizes of a loop; `dtype` is that of the recurrent weights, beside gates in float32."""
+    """Sizes of a loop; `dtype` is the recurrent weights' dtype, the gates have float32."""
 
     batch: int
     size: int
@@ -36,19 +53,19 @@ class LoopRow:
 
     @property
     def name(self) -> str:
-        """The name that --rows takes, such as "b16-d64-bf16"."""
+        """The name, such as "b16-d64-bf16"."""
         return f"b{self.batch}-d{self.size}-{self.dtype}"
 
 
 def loop_rows_of(device_type: str, *, quick: bool = False) -> list[LoopRow]:
-    """Return the rows of a device; `quick` keeps the dtypes, at a size of no meaning."""
+    """Return the rows of a device; `quick` keeps the dtypes, at a meaningless size."""
     dtypes = ("f32", "bf16") if device_type == "cuda" else ("f32",)
     if quick:
         return [LoopRow(2, 4, dtype, time=3, heads=2) for dtype in dtypes]
     return [LoopRow(batch, size, dtype) for batch in (16, 128) for size in (64, 128, 256) for dtype in dtypes]
 
 
-def make(row: LoopRow, device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def make(row: LoopRow, device: torch.device) -> tuple[Tensors, Tensor]:
     """Return Wx (b, t, 4, h, d) and R (h, d, 4 d), and the gradient of h."""
     random = torch.Generator(device).manual_seed(1)
     shape = (row.batch, row.time, row.heads, row.size)
@@ -64,72 +81,70 @@ def run(Wx: Tensor, R: Tensor, *, backend: str) -> Tensor:
     return slstm_steps(Wx, R, start, backend=backend)[0]
 
 
-def check_loop(row: LoopRow, inputs: tuple[Tensor, Tensor], dy: Tensor, backend: str) -> None:
-    """Compare outputs and gradients with the loop in double precision.
-
-    Raises:
-        AssertionError: they differ by more than the tolerance of the weights' dtype.
-    """
-
-    def outcome(inputs: tuple[Tensor, ...], dy: Tensor, backend: str) -> tuple[Tensor, ...]:
-        calls = torch_calls(partial(run, backend=backend), inputs, dy)
-        return calls.output(), *calls.both()
-
-    expected = outcome(tuple(x.double() for x in inputs), dy.double(), "torch")
-    found = outcome(inputs, dy, backend)
-    for name, mine, right in zip(("h", "dWx", "dR"), found, expected, strict=True):
-        assert_agree(mine, right, name, dtype=DTYPES[row.dtype])
-
-
-def measure_loop(row: LoopRow, device: torch.device, budget: Budget) -> dict[str, Any]:
-    """Check and time the kernel and the loop, and time torch's LSTM.
-
-    Returns:
-        What JSON holds of the row: "passes" has, for each of `PASSES` and of `NAMES`, "ms" of the device and
-        "called_ms" as Python launches it, and "ratio" to the loop; or "missing". With "error" where linrec's
-        are wrong or fail.
-    """
-    result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED}
-    inputs, dy = make(row, device)
-    entries: dict[str, dict[str, Any]] = {}
-    for name, backend in ((FUSED, "triton"), (LOOP, "torch")):
-        if name == FUSED and device.type != "cuda":
-            entries[name] = {one: {"missing": "runs on CUDA alone"} for one in PASSES}
-            continue
-        if wrong := failure(partial(check_loop, row, inputs, dy, backend)):
-            return result | {"error": f"{name}: {wrong}"}
-        entries[name] = _timed(torch_calls(partial(run, backend=backend), inputs, dy), device, budget)
-    try:
-        width, dtype = row.heads * row.size, DTYPES[row.dtype]
-        lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
-        entries[LSTM] = _timed(layer_calls(lstm, dy.flatten(2).to(dtype)), device, budget)
-    except Exception as error:
-        entries[LSTM] = {one: {"missing": why(error)} for one in PASSES}
-    release(device)
-    for name in PASSES:
-        for entry in entries.values():
-            if "ms" in entry[name]:
-                for time in ("ms", "called_ms"):
-                    ratio = entries[LOOP][name][time]["median"] / entry[name][time]["median"]
-                    entry[name][time.replace("ms", "ratio")] = ratio
-    return result | {"passes": {one: {name: entries[name][one] for name in NAMES} for one in PASSES}}
+def check_loop(row: LoopRow, inputs: Tensors, dy: Tensor, backend: str) -> None:
+    """Compare outputs and gradients with the loop in double precision, by the weights' tolerance."""
+    wide = tuple(x.double() for x in inputs)
+    expected = engine.outputs_and_gradients(partial(run, backend="torch"), wide, dy.double())
+    found = engine.outputs_and_gradients(partial(run, backend=backend), inputs, dy)
+    engine.assert_all_agree(("h", "dWx", "dR"), found, expected, DTYPES[row.dtype])
 
 
 def layer_calls(layer: nn.RNNBase, x: Tensor) -> Calls:
     """Return the calls of a recurrent layer of torch, which also projects its inputs."""
     weights = list(layer.parameters())
+    given = x.clone().requires_grad_()
 
     def forward() -> Tensor:
         with torch.no_grad():
             return layer(x)[0]
 
-    given = x.clone().requires_grad_()
-    return Calls(forward, lambda: torch.autograd.grad(layer(given)[0], [given, *weights], x), forward)
+    def both() -> Tensors:
+        return torch.autograd.grad(layer(given)[0], [given, *weights], x)
+
+    return Calls({FORWARD: forward, BOTH: both}, lambda: (forward(),))
 
 
-def _timed(calls: Calls, device: torch.device, budget: Budget) -> dict[str, Any]:
-    def times(call: Callable[[], Any]) -> dict[str, Any]:
-        replayed, called = (measure(call, device, budget, replayed=again) for again in (True, False))
-        return {"ms": dataclasses.asdict(replayed), "called_ms": dataclasses.asdict(called)}
+def measure_loop(bench: Bench, row: LoopRow) -> dict[str, Any]:
+    """Check and time the kernel and the loop, and time torch's LSTM."""
+    result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED}
+    inputs, dy = make(row, bench.device)
+    entries: dict[str, dict[str, Entry]] = {}
 
-    return {name: times(call) for name, call in zip(PASSES, (calls.forward, calls.both), strict=True)}
+    def time_passes(calls: Calls) -> dict[str, Entry]:
+        return {name: engine.launched(bench, call) for name, call in calls.passes.items()}
+
+    for name, backend in BACKENDS.items():
+        if name == FUSED and not bench.on_cuda:
+            entries[name] = {one: {"missing": "runs on CUDA alone"} for one in PASSES}
+            continue
+        if wrong := engine.failure(partial(check_loop, row, inputs, dy, backend)):
+            return result | {"error": f"{name}: {wrong}"}
+        entries[name] = time_passes(engine.calls_of(partial(run, backend=backend), inputs, dy))
+    width, dtype = row.heads * row.size, DTYPES[row.dtype]
+
+    def lstm() -> dict[str, Entry]:
+        layer = nn.LSTM(width, width, batch_first=True, device=bench.device, dtype=dtype)
+        return time_passes(layer_calls(layer, dy.flatten(2).to(dtype)))
+
+    found = engine.attempt(lstm)
+    entries[LSTM] = dict.fromkeys(PASSES, found) if "missing" in found else found
+    bench.release()
+    return result | {"passes": engine.by_pass(entries, LOOP)}
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    """Print the times and their ratios to the loop, then the errors."""
+
+    def cells(entry: Entry) -> list[str]:
+        times = [f"{entry[time]['median']:.3f}" for time in ("ms", "called_ms")]
+        return times + [f"{entry[ratio]:.1f}" for ratio in ("ratio", "called_ratio")]
+
+    show_table(
+        console,
+        "milliseconds of a call on the device and as Python launches it; times as fast as the loop",
+        ("row", "pass", "", "ms", "called", "x", "called x"),
+        implementations_of((row for row in results["rows"] if "passes" in row), cells),
+        left=3,
+        wrap=("ms",),
+    )
+    show_errors(console, results["rows"])

@@ -1,25 +1,25 @@
-"""nonlinear_scan: cells, rows, correctness, measurement, Newton's iterations, and torch's layers."""
+"""`python -m perf nonlinear`: nonlinear recurrences, step by step and by Newton's method."""
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from linrec.ops.core.backends import choose
 from linrec.ops.core.call import Call, Result
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError, nonlinear_scan
-from linrec.testing import assert_agree
+from perf import engine
+from perf.engine import PASSES, Calls, Entry, Report, RowOptions, Tensors
 from perf.loops import layer_calls
-from perf.memory import release, why
 from perf.operations import normal
-from perf.ops import failure
-from perf.peers import Calls, torch_calls
-from perf.rows import PASSES
-from perf.timing import Budget, Timing, measure, time_once
+from perf.table import implementations_of, show_errors, show_table
+from perf.timing import Bench, Budget, Timing, UnsuitedError
 
 CHECKED_STEPS = 256
 CHECKED = f"h and the gradients of x and the weights, {CHECKED_STEPS} steps, against the loop in float64"
@@ -32,9 +32,9 @@ METHODS: dict[str, dict[str, Any]] = {
     DAMPED: {"mode": DAMPED},
 }
 LAYERS: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-NAMES = (*METHODS, *LAYERS)
 # the rules by which a row leaves out a method
 LOOP_STEPS, NEWTON_STATE = 1000, 64
+# factors of the recurrent weights, at which iterations are counted
 GAINS = (1, 3)
 MAX_ITERATIONS = 50
 # a call that takes longer is timed once
@@ -42,8 +42,30 @@ LONG_MS = 1000.0
 
 
 @dataclass(frozen=True)
+class NonlinearOptions(RowOptions):
+    """Speed of nonlinear_scan's loops and of Newton's method beside torch's recurrent layers.
+
+    Args:
+        out: folder for DEVICE.json.
+    """
+
+    out: Path = Path("results/nonlinear")
+
+
+def nonlinear(options: NonlinearOptions, command: str) -> int:
+    """Measure the rows, write and print the results; return the exit status."""
+    rows = engine.selected(
+        options.rows, engine.by_name(nonlinear_rows_of(options.device, quick=options.quick))
+    )
+    # most calls take longer than any budget
+    report, bench = Report(options, command), engine.bench_of(options, budget=Budget(10, 40))
+    report.measure(rows, lambda row: measure_nonlinear(bench, row))
+    return report.finish(show)
+
+
+@dataclass(frozen=True)
 class NonlinearRow:
-    """A cell and its sizes; LEM's state has two numbers for each channel."""
+    """A cell and its sizes."""
 
     cell: str
     size: int
@@ -52,17 +74,17 @@ class NonlinearRow:
 
     @property
     def name(self) -> str:
-        """The name that --rows takes, such as "lem-n64-t1000"."""
+        """The name, such as "lem-n64-t1000"."""
         return f"{self.cell}-n{self.size}-t{self.time}"
 
     @property
     def state(self) -> int:
-        """Numbers in the state of a sequence."""
+        """The size of the state; LEM's has two numbers for each channel."""
         return 2 * self.size if self.cell == "lem" else self.size
 
 
 def nonlinear_rows_of(device_type: str, *, quick: bool = False) -> list[NonlinearRow]:
-    """Return the rows of a device; `quick` keeps the cells, at a size of no meaning."""
+    """Return the rows of a device; `quick` keeps the cells, at a meaningless size."""
     if quick:
         return [NonlinearRow(cell, 4, 20, 2) for cell in CELLS]
     lengths = {1000: 16, 10_000: 16, 100_000: 1} if device_type == "cuda" else {1000: 16}
@@ -110,8 +132,8 @@ CELLS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 
 
-def make(row: NonlinearRow, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return x, the state's zeros and the weights, uniform as torch's, and the gradient of h."""
+def make(row: NonlinearRow, device: torch.device) -> tuple[Tensors, Tensor]:
+    """Return x, a state of zeros and the weights, uniform as torch's, and the gradient of h."""
     random = torch.Generator(device).manual_seed(1)
     n, bound = row.size, row.size**-0.5
     x = normal((row.batch, row.time, n if row.cell == "tanh" else 4 * n), torch.float32, random)
@@ -127,66 +149,45 @@ def run(x: Tensor, state: Tensor, *weights: Tensor, cell: str, **options: Any) -
     return nonlinear_scan(function, x, weights, state=state, diagonal=diagonal, **options)[0]
 
 
-def outcome(row: NonlinearRow, inputs: tuple[Tensor, ...], dh: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def outcome(row: NonlinearRow, inputs: Tensors, dh: Tensor, **options: Any) -> Tensors:
     """Return h and all gradients of the first steps."""
-    x, *others = inputs
-    first = (x[:, :CHECKED_STEPS], *others)
-    calls = torch_calls(partial(run, cell=row.cell, **options), first, dh[:, :CHECKED_STEPS])
-    return calls.output(), *calls.both()
+    first = (inputs[0][:, :CHECKED_STEPS], *inputs[1:])
+    return engine.outputs_and_gradients(partial(run, cell=row.cell, **options), first, dh[:, :CHECKED_STEPS])
 
 
-def check_nonlinear(
-    row: NonlinearRow,
-    inputs: tuple[Tensor, ...],
-    dh: Tensor,
-    method: str,
-    expected: tuple[Tensor, ...],
-) -> None:
-    """Compare outputs and gradients of a method with the loop in double precision.
-
-    Raises:
-        AssertionError: they differ by more than the tolerance of float32.
-    """
-    names = ("h", "dx", "dstate", "dW", "dW_y")
-    found = outcome(row, inputs, dh, **METHODS[method])
-    for name, mine, right in zip(names, found, expected, strict=False):
-        assert_agree(mine, right, name, dtype=torch.float32)
-
-
-def measure_nonlinear(row: NonlinearRow, device: torch.device, budget: Budget) -> dict[str, Any]:
-    """Check and time the methods, count iterations, and time torch's layers.
+def measure_nonlinear(bench: Bench, row: NonlinearRow) -> dict[str, Any]:
+    """Check and time the methods, time torch's layers, and count the iterations of Newton's modes.
 
     Returns:
-        What JSON holds of the row: "passes" has, for each of `PASSES` and of `NAMES`, "ms", "us_per_step" and
-        "ratio" to the loop where the loop is timed; or "missing". "iterations" has, for each of Newton's
-        modes and each gain, "iterations" and "residual"; or "missing". With "error" where a method is wrong.
+        The record of the row. "iterations" has, for each of Newton's modes and each gain, "iterations" and
+        "residual"; or "missing".
     """
     result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED}
-    inputs, dh = make(row, device)
+    inputs, dh = make(row, bench.device)
     expected = outcome(row, tuple(x.double() for x in inputs), dh.double(), backend="reference")
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Entry]] = {}
+
+    def check(method: str) -> None:
+        found = outcome(row, inputs, dh, **METHODS[method])
+        engine.assert_all_agree(("h", "dx", "dstate", "dW", "dW_y"), found, expected, torch.float32)
+
     for method, options in METHODS.items():
         if reason := left_out(row, method):
-            entries[method] = missing(reason)
+            entries[method] = {one: {"missing": reason} for one in PASSES}
             continue
-        if wrong := failure(partial(check_nonlinear, row, inputs, dh, method, expected)):
+        if wrong := engine.failure(partial(check, method)):
             return result | {"error": f"{method}: {wrong}"}
-        calls = torch_calls(partial(run, cell=row.cell, **options), inputs, dh)
-        entries[method] = _timed(calls, row, device, budget)
+        calls = engine.calls_of(partial(run, cell=row.cell, **options), inputs, dh)
+        entries[method] = _timed(bench, calls, row)
     for name, layer in LAYERS.items():
-        made = layer(row.size, row.size, batch_first=True, device=device)
-        entries[name] = _timed(layer_calls(made, dh[..., : row.size].contiguous()), row, device, budget)
-    for one in PASSES:
-        for entry in entries.values():
-            if "ms" in entry[one] and "ms" in entries[LOOP][one]:
-                entry[one]["ratio"] = entries[LOOP][one]["ms"]["median"] / entry[one]["ms"]["median"]
+        made = layer(row.size, row.size, batch_first=True, device=bench.device)
+        entries[name] = _timed(bench, layer_calls(made, dh[..., : row.size].contiguous()), row)
     iterations = {
-        method: {f"x{gain}": _iterations(row, inputs, method, gain) for gain in GAINS}
+        method: {f"x{gain}": count_iterations(row, inputs, method, gain) for gain in GAINS}
         for method in (NEWTON, QUASI, DAMPED)
     }
-    release(device)
-    passes = {one: {name: entries[name][one] for name in NAMES} for one in PASSES}
-    return result | {"passes": passes, "iterations": iterations}
+    bench.release()
+    return result | {"passes": engine.by_pass(entries, LOOP), "iterations": iterations}
 
 
 def run_as(call: Call, mode: str, **changes: Any) -> Result:
@@ -205,47 +206,81 @@ def left_out(row: NonlinearRow, method: str) -> str | None:
     return None
 
 
-def missing(reason: str) -> dict[str, Any]:
-    """Return the entries of a method that is not timed."""
-    return {one: {"missing": reason} for one in PASSES}
+def converged(measurement: Callable[[], Entry]) -> Entry:
+    """Return an entry, with "missing" where Newton's method does not converge or the measurement fails."""
 
-
-def _timed(calls: Calls, row: NonlinearRow, device: torch.device, budget: Budget) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for one, call in zip(PASSES, (calls.forward, calls.both), strict=True):
-        release(device)
+    def told() -> Entry:
         try:
-            timing = _timing(call, device, budget)
-        except ConvergenceError:
-            found[one] = {"missing": "no convergence"}
-        except Exception as error:
-            found[one] = {"missing": why(error)}
-        else:
-            us = timing.median * 1e3 / row.time
-            found[one] = {"ms": dataclasses.asdict(timing), "us_per_step": us}
-    return found
+            return measurement()
+        except ConvergenceError as error:
+            raise UnsuitedError("no convergence") from error
+
+    return engine.attempt(told)
 
 
-def _timing(call: Callable[[], Any], device: torch.device, budget: Budget) -> Timing:
-    # the first call may compile
-    time_once(call, device)
-    once = time_once(call, device)
-    # Python's time counts, so the clock on the wall is the measure
-    return Timing(once, once, once) if once > LONG_MS else measure(call, device, budget, wall_clock=True)
+def _timed(bench: Bench, calls: Calls, row: NonlinearRow) -> dict[str, Entry]:
+    def entry(call: Callable[[], Any]) -> Entry:
+        bench.release()
+        # the first call may compile
+        bench.time_once(call)
+        once = bench.time_once(call)
+        timing = Timing(once, once, once)
+        if once <= LONG_MS:
+            # the loops wait for Python, so the wall clock measures them
+            timing = bench.measure(call, wall_clock=True)
+        return {"ms": dataclasses.asdict(timing), "us_per_step": timing.median * 1e3 / row.time}
+
+    return {one: converged(partial(entry, call)) for one, call in calls.passes.items()}
 
 
-def _iterations(row: NonlinearRow, inputs: tuple[Tensor, ...], method: str, gain: int) -> dict[str, Any]:
-    """Return the iterations and the last residual of a call with recurrent weights times a gain."""
+def count_iterations(row: NonlinearRow, inputs: Tensors, method: str, gain: int) -> Entry:
+    """Return the iterations and the last residual of a call with `gain` times the recurrent weights."""
     if reason := left_out(row, method):
         return {"missing": reason}
     x, state, *weights = inputs
-    report = Convergence().to(x.device)
-    options = {**METHODS[method], "convergence": report, "max_iterations": MAX_ITERATIONS}
-    try:
+
+    def counted() -> Entry:
+        report = Convergence().to(x.device)
+        options = {**METHODS[method], "convergence": report, "max_iterations": MAX_ITERATIONS}
         with torch.no_grad():
             run(x, state, *(gain * W for W in weights), cell=row.cell, **options)
-    except ConvergenceError:
-        return {"missing": "no convergence"}
-    except Exception as error:
-        return {"missing": why(error)}
-    return {"iterations": int(report.iterations), "residual": float(report.residual)}
+        return {"iterations": int(report.iterations), "residual": float(report.residual)}
+
+    return converged(counted)
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    """Print the times and their ratios to the loop, then iterations, then the errors."""
+    rows = [row for row in results["rows"] if "passes" in row]
+
+    def cells(entry: Entry) -> list[str]:
+        ratio = f"{entry['ratio']:.1f}" if "ratio" in entry else "-"
+        return [f"{entry['ms']['median']:.3f}", f"{entry['us_per_step']:.1f}", ratio]
+
+    def counted(entry: Entry) -> list[str]:
+        if "missing" in entry:
+            return [entry["missing"]]
+        return [str(entry["iterations"]), f"{entry['residual']:.2g}"]
+
+    show_table(
+        console,
+        "milliseconds of a call, microseconds of a step; times as fast as the loop",
+        ("row", "pass", "", "ms", "us/step", "x"),
+        implementations_of(rows, cells),
+        left=3,
+        wrap=("ms",),
+    )
+    show_table(
+        console,
+        "iterations of Newton's modes, by the gain of the recurrent weights",
+        ("row", "mode", "gain", "iterations", "residual"),
+        [
+            [row["name"], mode, gain, *counted(entry)]
+            for row in rows
+            for mode, gains in row["iterations"].items()
+            for gain, entry in gains.items()
+        ],
+        left=3,
+        wrap=("iterations",),
+    )
+    show_errors(console, results["rows"])

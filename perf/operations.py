@@ -1,22 +1,45 @@
-"""The operations: their inputs, the call that is timed, the bytes that it must move."""
+"""The operations of `perf ops`: their inputs, the call to time, the bytes that it moves, and their check.
 
+The operation runs at its full size. Of its results the first and the last batch row and eight channels,
+evenly spread from the first to the last, are compared with the float64 reference over all time steps.
+
+The reference is a loop over time, too slow at a length of a million. A scan's time is therefore cut into
+windows that the reference runs side by side. Each window starts from the operation's own output at the step
+before it, and from the operation's gradient at the step after it. When every window is right given its
+neighbours, all of them are.
+
+A selective scan sums the gradients of B and C over all channels, and those of A and D over all rows; a long
+convolution sums the gradient of K over all rows. Both are compared as a whole with their torch backend in
+float64, which the tests compare with the reference.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from linrec.ops import gate_loop, long_conv, scan, selective_scan
-from perf.rows import DTYPES, Row, Shape
+from perf import engine
+from perf.engine import BOTH, DTYPES, FORWARD, Case, Row, Tensors
+
+Shape: TypeAlias = tuple[int, ...]
 
 SHORTEST, LONGEST = 10.0, 1000.0
-"""Range of the time scales 1 / (1 - |a|) that decays are drawn from: |a| from 0.9 to 0.999."""
+"""Range of the time scales 1 / (1 - |a|) of the decays: |a| from 0.9 to 0.999."""
 
 STATES = 16
 """States of a channel in `selective`, as in the models of Mamba's paper."""
 
 SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
-"""Range of the step sizes dt, with which Mamba's training starts."""
+"""Range of the step sizes dt with which Mamba's training starts."""
+
+PARTS = "first and last batch row, 8 channels, every step; outputs and all gradients"
+CHANNELS = 8
+WINDOW = 256
 
 
 @dataclass(frozen=True)
@@ -24,33 +47,52 @@ class Operation:
     """One operation of any size.
 
     Args:
-        inputs: makes the tensors that it takes, from shape, dtype, device and a generator.
-        run: maps them, and `backend=`, to y.
-        tensors: how many tensors of the size of the last input each pass moves at least: what is read once
-            and what is written once, forward, and forward and backward together.
-        others: the same of the size of the first input, where that counts and is another one.
+        inputs: makes the input tensors from shape, dtype and a generator on the device.
+        run: maps the inputs, and `backend=`, to y.
+        tensors: the fewest tensors of the last input's size that each pass moves, forward, and forward and
+            backward together: each input read once, each output written once.
+        others: the same for tensors of the first input's size, if that differs and counts.
+        whole: the check's description and `run`'s arguments, for operations that are compared as a whole.
     """
 
-    inputs: Callable[[Shape, torch.dtype, torch.Generator], tuple[Tensor, ...]]
+    inputs: Callable[[Shape, torch.dtype, torch.Generator], Tensors]
     run: Callable[..., Tensor]
     tensors: tuple[int, int]
     others: tuple[int, int] = (0, 0)
+    whole: tuple[str, dict[str, str]] | None = None
 
-    def fewest_bytes(self, inputs: tuple[Tensor, ...]) -> tuple[int, int]:
-        """Return the least that forward, and forward and backward, must read and write."""
+    @property
+    def checked(self) -> str:
+        """A description of the check."""
+        return PARTS if self.whole is None else self.whole[0]
+
+    def fewest_bytes(self, inputs: Tensors) -> dict[str, int]:
+        """Return the fewest bytes that each pass reads and writes."""
         first, last = (x.numel() * x.element_size() for x in (inputs[0], inputs[-1]))
-        (forward, both), others = self.tensors, self.others
-        return forward * last + others[0] * first, both * last + others[1] * first
+        passes = zip((FORWARD, BOTH), self.tensors, self.others, strict=True)
+        return {name: tensors * last + others * first for name, tensors, others in passes}
 
 
-def make(row: Row, device: torch.device, seed: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return the inputs of a row, and the gradient dy that its backward pass starts from."""
-    random = torch.Generator(device).manual_seed(seed)
-    inputs = OPERATIONS[row.operation].inputs(row.shape, DTYPES[row.dtype], random)
-    return inputs, normal(tuple(inputs[-1].shape), DTYPES[row.dtype], random)
+def make(row: Row, device: torch.device) -> tuple[Tensors, Tensor]:
+    """Return the inputs of a row of (batch, time, channels), and the gradient dy of its output."""
+    random, dtype = torch.Generator(device).manual_seed(0), DTYPES[row.dtype]
+    inputs = OPERATIONS[row.operation].inputs(row.size, dtype, random)
+    return inputs, normal(tuple(inputs[-1].shape), dtype, random)
 
 
-def scan_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+def case_of(operation: str, inputs: Tensors, dy: Tensor) -> Case:
+    """Return linrec's part of a measurement."""
+    found = OPERATIONS[operation]
+    return Case(
+        arguments=(operation, inputs, dy),
+        calls=engine.calls_of(found.run, inputs, dy),
+        check=partial(check, operation, inputs, dy),
+        n_bytes=found.fewest_bytes(inputs),
+        dtype=inputs[-1].dtype,
+    )
+
+
+def scan_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
     """Return a and x (b, t, c); a complex a has any phase."""
     a = decays(shape, dtype.to_real(), random)
     if dtype.is_complex:
@@ -63,7 +105,7 @@ def run_scan(a: Tensor, x: Tensor, *, backend: str = "auto") -> Tensor:
     return scan(a, x, backend=backend)[0]
 
 
-def gate_loop_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+def gate_loop_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
     """Return q, k, v, log_decay and phase (b, t, h, 1): the max-headed GateLoop, one channel per head."""
     size = (*shape, 1)
     q, k, v = (normal(size, dtype, random) for _ in range(3))
@@ -77,7 +119,7 @@ def run_gate_loop(
     return gate_loop(q, k, v, log_decay, phase, backend=backend)[0]
 
 
-def selective_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+def selective_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
     """Return dt (b, t, c), A (c, n), B and C (b, t, n), D (c,) and x (b, t, c) of a Mamba layer, n = 16."""
     batch, time, channels = shape
     position = torch.rand(shape, device=random.device, generator=random)
@@ -89,22 +131,30 @@ def selective_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) 
 
 
 def run_selective(
-    dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, x: Tensor, *, backend: str = "auto"
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    x: Tensor,
+    *,
+    mode: str = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
-    return selective_scan(x, dt, A, B, C, D, backend=backend)[0]
+    return selective_scan(x, dt, A, B, C, D, mode=mode, backend=backend)[0]
 
 
-def long_conv_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+def long_conv_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
     """Return K (c, t) in float32, as models make it in autocast too, and u (b, t, c)."""
     _, time, channels = shape
     kernel = normal((channels, time), torch.float32, random) / time**0.5
     return kernel, normal(shape, dtype, random)
 
 
-def run_long_conv(kernel: Tensor, u: Tensor, *, backend: str = "auto") -> Tensor:
+def run_long_conv(kernel: Tensor, u: Tensor, *, mode: str = "auto", backend: str = "auto") -> Tensor:
     """y = K * u."""
-    return long_conv(u, kernel, backend=backend)[0]
+    return long_conv(u, kernel, mode=mode, backend=backend)[0]
 
 
 OPERATIONS = {
@@ -113,30 +163,84 @@ OPERATIONS = {
     # forward reads five and writes y; backward reads the five and dy, and writes five gradients
     "gate_loop": Operation(gate_loop_inputs, run_gate_loop, (6, 6 + 11)),
     # forward reads dt, x and writes y; backward reads dt, x, dy and writes their gradients; the rest is small
-    "selective": Operation(selective_inputs, run_selective, (3, 3 + 5)),
+    "selective": Operation(
+        selective_inputs,
+        run_selective,
+        (3, 3 + 5),
+        whole=(
+            "outputs and all gradients, with the chunkwise torch mode in float64",
+            {"mode": "chunkwise", "backend": "torch"},
+        ),
+    ),
     # forward reads u, K and writes y; backward reads u, K, dy and writes du, dK
-    "conv": Operation(long_conv_inputs, run_long_conv, (2, 2 + 3), others=(1, 1 + 2)),
+    "conv": Operation(
+        long_conv_inputs,
+        run_long_conv,
+        (2, 2 + 3),
+        others=(1, 1 + 2),
+        whole=(
+            "outputs and all gradients, with the convolution by torch in float64",
+            {"mode": "convolution", "backend": "torch"},
+        ),
+    ),
 }
 
 
-def outputs_and_gradients(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return y and the gradients of all inputs."""
-    leaves = tuple(x.detach().requires_grad_() for x in inputs)
-    y = function(*leaves)
-    return y.detach(), torch.autograd.grad(y, leaves, dy)
+def check(operation: str, inputs: Tensors, dy: Tensor, run: Callable[..., Tensor] | None = None) -> None:
+    """Compare outputs and gradients of an operation, or of `run`, with the float64 reference.
+
+    Raises:
+        AssertionError: they differ by more than the tolerance of the dtype.
+    """
+    made = OPERATIONS[operation]
+    found = engine.outputs_and_gradients(run or made.run, inputs, dy)
+    dtype = found[0].dtype
+    if made.whole is not None:
+        wide = tuple(x.double() for x in inputs)
+        expected = engine.outputs_and_gradients(partial(made.run, **made.whole[1]), wide, dy.double())
+    else:
+        found, (*few, few_dy) = tuple(map(cut, found)), map(cut, (*inputs, dy))
+        if operation == "scan":
+            expected = _expected_scan(few[0], few[1], few_dy, found[0], found[2])
+        else:
+            expected = engine.outputs_and_gradients(
+                partial(made.run, backend="reference"), tuple(few), few_dy
+            )
+    engine.assert_all_agree(engine.gradient_names(inputs), found, expected, dtype)
+
+
+def cut(tensor: Tensor, n: int = CHANNELS) -> Tensor:
+    """Return the first and last batch row, and n channels or heads, in double precision."""
+    batch, _, channels = tensor.shape[:3]
+    rows = torch.tensor(sorted({0, batch - 1}), device=tensor.device)
+    spread = torch.linspace(0, channels - 1, min(n, channels), device=tensor.device).long()
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    return tensor.index_select(0, rows).index_select(2, spread).to(wide)
+
+
+def _expected_scan(a: Tensor, x: Tensor, dy: Tensor, y: Tensor, dx: Tensor) -> Tensors:
+    size = math.gcd(a.shape[1], WINDOW)
+    nothing = torch.zeros_like(y[:, :1])
+    before = torch.cat([nothing, y[:, size - 1 : -1 : size]], 1).flatten(0, 1)
+    after = torch.cat([(a.conj() * dx)[:, size::size], nothing], 1).flatten(0, 1)
+    windows = [tensor.unflatten(1, (-1, size)).flatten(0, 1) for tensor in (a, x, dy)]
+    leaves = [tensor.requires_grad_() for tensor in windows[:2]]
+    outputs = scan(*leaves, state=before, backend="reference")
+    gradients = torch.autograd.grad(outputs, leaves, (windows[2], after))
+    return tuple(tensor.detach().reshape(a.shape) for tensor in (outputs[0], *gradients))
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+    """Return normal random numbers on the generator's device."""
     return torch.randn(shape, dtype=dtype, device=random.device, generator=random)
 
 
 def decays(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+    """Return decays of time scales from `SHORTEST` to `LONGEST`."""
     # uniform on the logarithm of the time scale: models have as many slow channels as fast ones
     position = torch.rand(shape, device=random.device, generator=random)
     decay = 1 - 1 / (SHORTEST * (LONGEST / SHORTEST) ** position)
-    # bfloat16 knows no number between 0.996 and 1, and 1 would be no decay
+    # bfloat16 has no number between 0.996 and 1, and 1 is no decay
     return decay.clamp(max=1 - torch.finfo(dtype).eps / 2).to(dtype)
 
 

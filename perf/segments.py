@@ -1,26 +1,32 @@
-"""A training step of models with a memory of segments, on a segment with the memory of the segment before."""
+"""`python -m perf segments`: training steps of models with a memory of segments.
 
+A step trains on a segment with the memory of the segment before.
+"""
+
+import dataclasses
 import importlib.util
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from linrec.lab.bench.variants import parse_variant
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.regional import compiling, with_parts_compiled
+from linrec.models.compilation import compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
+from perf.engine import Options, Report, attempt, bench_of, check_names, check_profile
 from perf.kernels import profile_of
-from perf.memory import peak_bytes, release, why
-from perf.peers import UnsuitedError
-from perf.timing import calls_per_second, tokens_per_second, wait
-from perf.training import Windows
+from perf.table import gib, show_lines, show_profiles, show_table
+from perf.timing import Bench, UnsuitedError
 
 Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
 """(tokens, state) -> (logits, state)"""
@@ -28,10 +34,27 @@ Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
 # steps until the memory is full and compiled code serves it
 WARM_STEPS = 4
 SEGMENTS = (1, 10, 100)
-"""After how many segments the peak of memory is read; with states detached it stays where it is."""
+"""Numbers of segments after which the peak of memory is read; with detached states it does not grow."""
 PEER = "x-transformers"
 # `linrec train` runs steps on CUDA in the last way
 EAGER, COMPILED, CAPTURED = WAYS = ("eager", "compiled", "captured")
+
+
+@dataclass(frozen=True)
+class SegmentsOptions(Options):
+    """Training steps on a segment with the memory of the segment before, at Transformer-XL's base shape.
+
+    Args:
+        models: names of the models; "all" takes every model.
+        peers: also measure x-transformers, with its memories, fused attention and rotary positions.
+        profile: tell where the device's time goes; CUDA alone.
+        out: folder for DEVICE.json.
+    """
+
+    models: tuple[str, ...] = ("all",)
+    peers: bool = False
+    profile: bool = False
+    out: Path = Path("results/segments")
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,28 @@ class Shape:
 
 BASE = Shape()
 QUICK = Shape(d_model=16, n_layers=2, n_heads=2, d_ffn=32, segment=6, batch=2)
+
+
+def segments(options: SegmentsOptions, command: str) -> int:
+    """Measure the models, eager and compiled, write and print the results; return the exit status."""
+    check_profile(options.profile, options.device)
+    shape, bench = QUICK if options.quick else BASE, bench_of(options)
+    known = list(variants(shape))
+    check_names("model", options.models, [*known, "all"])
+    names = known if "all" in options.models else list(options.models)
+    ways = WAYS[:1] if options.quick else WAYS[: 3 if bench.on_cuda else 2]
+    packages = [PEER] if options.peers else []
+    protocol = {"shape": dataclasses.asdict(shape), "windows": dataclasses.asdict(bench.windows)}
+    report = Report(options, command, packages=packages, protocol=protocol)
+
+    def measure(row: tuple[str, str]) -> dict[str, Any]:
+        name, way = row
+        found = measure_segments(bench, name, shape, way, profile=options.profile)
+        return {"model": name, "way": way, **found}
+
+    rows = itertools.product([*names, *packages], ways)
+    report.measure({f"{name}, {way}": (name, way) for name, way in rows}, measure, key="models")
+    return report.finish(show)
 
 
 def variants(shape: Shape) -> dict[str, str]:
@@ -70,7 +115,7 @@ def variants(shape: Shape) -> dict[str, str]:
 
 
 def make(name: str, shape: Shape) -> Model:
-    """Return a model of the shape; `PEER` names that of x-transformers.
+    """Return a model of the shape; `PEER` names the model of x-transformers.
 
     Raises:
         UnsuitedError: x-transformers is not installed.
@@ -140,35 +185,25 @@ def _compiled(model: Any) -> Any:
 
 
 def measure_segments(
-    name: str, shape: Shape, device: torch.device, windows: Windows, way: str, profile: bool = False
+    bench: Bench, name: str, shape: Shape, way: str, *, profile: bool = False
 ) -> dict[str, Any]:
     """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
 
-    Args:
-        name: a key of `variants`, or `PEER`.
-        shape: sizes of model and batch.
-        device: where to measure.
-        windows: windows that steps are counted in, and seconds that each should take.
-        way: a name in `WAYS`; a step is captured once the memory is full.
-        profile: whether to take a profile too, on CUDA.
+    The model is a key of `variants`, or `PEER`. In the way "captured", a step is captured once the memory is
+    full.
 
     Returns:
-        What JSON holds: "parameters", "first_seconds", "peaks", the peak of memory in bytes by the number of
-        segments in `SEGMENTS`, "tokens_per_second" with "median", "lowest" and "highest", "step_ms",
-        "peak_bytes" and, where asked for, "profile" as `profile_of` returns it; or "missing", why there are
-        none.
+        "parameters", "first_seconds", "peaks" (peak bytes by the number of segments in `SEGMENTS`),
+        "tokens_per_second", "step_ms", "peak_bytes" and, where asked for, "profile" as `profile_of` returns
+        it; or "missing".
     """
-    release(device)
-    try:
-        with matmul_precision("high"), compiling():
-            return _measured(name, shape, device, windows, way, profile)
-    except Exception as error:
-        return {"missing": why(error)}
+    bench.release()
+    with matmul_precision("high"), compiling():
+        return attempt(partial(_measured, bench, name, shape, way, profile))
 
 
-def _measured(
-    name: str, shape: Shape, device: torch.device, windows: Windows, way: str, profile: bool
-) -> dict[str, Any]:
+def _measured(bench: Bench, name: str, shape: Shape, way: str, profile: bool) -> dict[str, Any]:
+    device = bench.device
     torch.manual_seed(0)
     with device:
         model: Any = make(name, shape)
@@ -199,31 +234,59 @@ def _measured(
     begun = time.perf_counter()
     for _ in range(WARM_STEPS):
         carried()
-    # the peak of the computation, not of its compilation
-    release(device)
+    # the peak of the computation, without its compilation
+    bench.release()
     training: Callable[[], None] = carried
     if way == CAPTURED:
         held[0] = map_tree(Tensor.clone, held[0])
         training = partial(CapturedStep(in_place), tokens)
         for _ in range(EAGER_STEPS + 1):
             training()
-    wait(device)
+    bench.wait()
     first = time.perf_counter() - begun
-    peaks, run_so_far = {}, 0
-    for segments in SEGMENTS:
-        for _ in range(segments - run_so_far):
+    peaks = {}
+    for before, count in itertools.pairwise((0, *SEGMENTS)):
+        for _ in range(count - before):
             training()
-        peaks[str(segments)], run_so_far = peak_bytes(device), segments
-    rate = calls_per_second(training, device, windows=windows.windows, seconds=windows.seconds)
-    per_step = shape.batch * shape.segment
+        peaks[str(count)] = bench.peak_bytes()
+    rate = bench.calls_per_second(training)
     found = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "first_seconds": first,
         "peaks": peaks,
-        "tokens_per_second": tokens_per_second(rate, per_step),
+        "tokens_per_second": rate.tokens(shape.batch * shape.segment),
         "step_ms": 1e3 / rate.median,
-        "peak_bytes": peak_bytes(device),
+        "peak_bytes": bench.peak_bytes(),
     }
     if profile:
         found["profile"] = profile_of(training, device)
     return found
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    """Print the speeds, then profiles, then the reasons of missing measurements."""
+    shape = results["protocol"]["shape"]
+    show_table(
+        console,
+        f"{shape['n_layers']} layers, width {shape['d_model']}, {shape['batch']} segments of "
+        f"{shape['segment']} tokens, memory of {shape['segment']}",
+        ("model", "", "parameters", "tokens/s", "ms/step", "GiB", "first s"),
+        [
+            [
+                found["model"],
+                found["way"],
+                f"{found['parameters'] / 1e6:,.1f}M",
+                f"{found['tokens_per_second']['median']:,.0f}",
+                f"{found['step_ms']:.1f}",
+                gib(found["peak_bytes"], ".1f"),
+                f"{found['first_seconds']:.1f}",
+            ]
+            for found in results["models"]
+            if "missing" not in found
+        ],
+        wrap=("model",),
+    )
+    show_profiles(console, results["models"], "model", "way")
+    for found in results["models"]:
+        parts = (found, found.get("profile", {}))
+        show_lines(console, (f"{found['model']}: {part['missing']}" for part in parts if "missing" in part))

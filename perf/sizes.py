@@ -1,16 +1,22 @@
-"""Language models of one size, which differ in their mixers alone."""
+"""Language models of one size, which differ in their mixers alone, of linrec and flash-linear-attention."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import nn
+
 from linrec.errors import unknown
 from linrec.models import ModelConfig
+from perf.timing import UnsuitedError
+
+FLA_PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of a language model. Names are for parameters of the Transformer of that shape."""
+    """Shape of a language model. Its name counts the parameters of the Transformer of that shape."""
 
     d_model: int
     n_layers: int
@@ -22,7 +28,7 @@ SIZES: Mapping[str, Size] = {
     "46M": Size(d_model=512, n_layers=6, d_channel_mixing=1408),
     "374M": Size(d_model=1024, n_layers=24, d_channel_mixing=2816),
 }
-# to see that all of it runs
+# the size of --quick
 QUICK = Size(d_model=64, n_layers=4, d_channel_mixing=64, vocab_size=32)
 
 
@@ -92,19 +98,53 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def sized(name: str, size: str) -> tuple[Model, Size]:
-    """Return a model and a size by their names.
+def sized(names: tuple[str, ...], size: str) -> tuple[dict[str, Model], Size]:
+    """Return models and a size by their names; "all" names every model.
 
     Raises:
         ValueError: no model or size has that name; the message names the nearest.
 
     Example:
-        >>> model, size = sized("gla", "374M")
-        >>> model.config(size).n_layers
+        >>> models, size = sized(("gla",), "374M")
+        >>> models["gla"].config(size).n_layers
         24
     """
-    if name not in MODELS:
-        raise unknown("model", name, [*MODELS])
+    names = tuple(MODELS) if names == ("all",) else names
+    for name in names:
+        if name not in MODELS:
+            raise unknown("model", name, [*MODELS])
     if size not in SIZES:
         raise unknown("size", size, [*SIZES])
-    return MODELS[name], SIZES[size]
+    return {name: MODELS[name] for name in names}, SIZES[size]
+
+
+def fla_model(model: Model, size: Size, *, use_cache: bool = False) -> nn.Module:
+    """Return flash-linear-attention's model of this size, with fused norms, units and loss.
+
+    With `use_cache`, calls return a cached state, for generation.
+
+    Raises:
+        UnsuitedError: it has no such model, or the model needs kernels that are not installed.
+    """
+    if model.fla is None:
+        raise UnsuitedError("has no such model")
+    name, arguments = model.fla
+    if name.startswith("Mamba") and importlib.util.find_spec("mamba_ssm") is None:
+        # flash-linear-attention's layers have no kernels of their own for it
+        raise UnsuitedError("needs the kernels of mamba-ssm")
+    from fla import models
+    from transformers import AutoModelForCausalLM
+
+    config = model.config(size)
+    configuration = getattr(models, name)(
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        intermediate_size=config.d_channel_mixing,
+        vocab_size=config.vocab_size,
+        fuse_cross_entropy=False,
+        fuse_linear_cross_entropy=True,
+        use_cache=use_cache,
+        **arguments,
+    )
+    made: nn.Module = AutoModelForCausalLM.from_config(configuration)
+    return made

@@ -1,141 +1,180 @@
-"""Tables for a terminal of 80 columns."""
+"""The printer of all commands: tables for a terminal of 80 columns, and pictures."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from perf.engine import PASSES
 from perf.kernels import KINDS
-from perf.rows import PASSES
 
 SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
-PEERS_PER_TABLE = 4
 
 
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print everything that was measured."""
-    rows = [row for row in results["rows"] if "passes" in row]
-    if rows:
-        console.print(f"\nmilliseconds of a call, and percent of the rate of {results['yardstick']}")
-        console.print(_speeds(rows))
-        names = list(rows[0]["passes"][PASSES[0]]["peers"])
-        for start in range(0, len(names), PEERS_PER_TABLE):
-            console.print("\nlinrec's time / the peer's: below 1, linrec is faster")
-            console.print(_ratios(rows, names[start : start + PEERS_PER_TABLE]))
-        _show_missing(console, rows)
-    if any("value" in line for line in results["lines"]):
-        console.print("\nother numbers, each to be at most what is asked")
-        console.print(_lines([line for line in results["lines"] if "value" in line]))
-    for result in (*results["rows"], *results["lines"]):
-        if "error" in result:
-            console.print(f"{result['name']}: {result['error']}", markup=False, highlight=False)
-
-
-def plain_table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
-def show_profiles(console: Console, models: Sequence[dict[str, Any]], *heading: str) -> None:
-    """Print percent of the time by kind of kernel, where there are profiles.
+def show_table(
+    console: Console,
+    title: str,
+    headings: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    wrap: Sequence[str] = (),
+    width: int | None = None,
+) -> None:
+    """Print a title and a table.
 
     Args:
-        console: where to.
-        models: measurements, some of which have a "profile".
-        heading: what of a measurement stands above its column.
+        console: the terminal.
+        title: a line above the table; none if it is empty.
+        headings: of the columns.
+        lines: the cells of each line, of which the last ones may be left out.
+        left: number of columns that are aligned to the left.
+        wrap: headings of the columns whose cells may take several lines.
+        width: greatest width of the columns on the right.
     """
-    profiled = [model for model in models if "kinds" in model.get("profile", {})]
-    if not profiled:
-        return
-    table = plain_table()
-    table.add_column("")
-    for model in profiled:
-        table.add_column("\n".join(str(model[name]) for name in heading), justify="right")
-    profiles = [model["profile"] for model in profiled]
-    for kind in KINDS:
-        table.add_row(kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles))
-    table.add_row("idle", *(f"{100 * found['idle']:.1f}" for found in profiles))
-    console.print("\npercent of the device's time in steps")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(
+            heading,
+            justify="left" if number < left else "right",
+            no_wrap=heading not in wrap and (width is None or number < left),
+            max_width=None if number < left else width,
+        )
+    for cells in lines:
+        table.add_row(*cells)
+    if title:
+        console.print(f"\n{title}", highlight=False)
     console.print(table)
 
 
-def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table()
-    table.add_column("row", no_wrap=True)
-    table.add_column("pass", no_wrap=True)
-    for heading in ("ms", "20%-80%", "%", "asked", "called"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        for name, entry in row["passes"].items():
-            ms, target = entry["ms"], entry["target"]
-            table.add_row(
-                row["name"] if name == PASSES[0] else "",
-                SHORT[name],
-                number(ms["median"]),
-                f"{number(ms['p20'])}-{number(ms['p80'])}",
-                f"{entry['percent']:.0f}",
-                "" if target is None else f"{target:.0f} {yes(entry['met'])}",
-                number(entry["called_ms"]["median"]),
-            )
-    return table
-
-
-def _ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> Table:
-    table = plain_table()
-    table.add_column("row", no_wrap=True)
-    table.add_column("pass")
-    for peer in peers:
-        table.add_column(peer, justify="right", no_wrap=True)
-    for row in rows:
-        for name, entry in row["passes"].items():
-            ratios = [entry["peers"][peer].get("ratio") for peer in peers]
-            table.add_row(
-                row["name"] if name == PASSES[0] else "",
-                SHORT[name],
-                *("-" if ratio is None else f"{ratio:.3g}" for ratio in ratios),
-            )
-    return table
-
-
-def _show_missing(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """Say why there is no ratio, each reason once."""
-    missing = Counter(
-        (peer, entry["missing"])
-        for row in rows
-        for result in row["passes"].values()
-        for peer, entry in result["peers"].items()
-        if "missing" in entry
-    )
-    total = len(rows) * len(PASSES)
-    off: dict[str, list[float]] = {}
-    for row in rows:
-        for peer, result in row["passes"][PASSES[0]]["peers"].items():
-            if "off" in result:
-                off.setdefault(peer, []).append(result["off"])
-    for peer, differences in off.items():
-        most = f"up to {max(differences):.0%} of the largest ({len(differences)} of {len(rows)} rows)"
-        console.print(f"{peer}: outputs differ from linrec's by {most}", markup=False, highlight=False)
-    for (peer, why), count in missing.items():
-        where = "" if count == total else f" ({count} of {total})"
-        console.print(f"{peer}: {why}{where}", markup=False, highlight=False)
-
-
-def _lines(lines: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table()
-    table.add_column("row", no_wrap=True)
-    table.add_column("what it is")
-    for heading in ("value", "asked", "met"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def show_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are."""
     for line in lines:
-        value, target = (f"{line[key]:.3g} {line['unit']}" for key in ("value", "target"))
-        table.add_row(line["name"], line["about"], value, target, yes(line["met"]))
-    return table
+        console.print(line, markup=False, highlight=False)
+
+
+def show_errors(console: Console, records: Iterable[Mapping[str, Any]], *, key: str = "error") -> None:
+    """Print the errors of records, or the reasons why they are missing."""
+    show_lines(console, (f"{record['name']}: {record[key]}" for record in records if key in record))
+
+
+def show_missing(console: Console, measured: Sequence[Mapping[str, Any]]) -> None:
+    """Print why "peers" of linrec's entries are missing, each reason once, and whose outputs differ."""
+    found = [(name, entry) for mine in measured for name, entry in mine["peers"].items()]
+    off: dict[str, float] = {}
+    for name, entry in found:
+        if "off" in entry:
+            off[name] = max(off.get(name, 0.0), entry["off"])
+    show_lines(
+        console,
+        (
+            f"{name}: outputs differ from linrec's by up to {most:.0%} of the largest"
+            for name, most in off.items()
+        ),
+    )
+    reasons = Counter((name, entry["missing"]) for name, entry in found if "missing" in entry)
+    for (name, reason), count in reasons.items():
+        share = "" if count == len(measured) else f" ({count} of {len(measured)})"
+        show_lines(console, [f"{name}: {reason}{share}"])
+
+
+def passes_of(rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]) -> list[list[str]]:
+    """Return the lines of a table with one line for each pass, and the row's name in its first line."""
+    return [
+        [row["name"] if name == PASSES[0] else "", SHORT[name], *cells(entry)]
+        for row in rows
+        for name, entry in row["passes"].items()
+    ]
+
+
+def implementations_of(
+    rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]
+) -> list[list[str]]:
+    """Return the lines of a table with one line for each pass and implementation."""
+    return [
+        [row["name"], SHORT[one], name, *([entry["missing"]] if "missing" in entry else cells(entry))]
+        for row in rows
+        for one, entries in row["passes"].items()
+        for name, entry in entries.items()
+    ]
+
+
+def show_profiles(console: Console, records: Sequence[Mapping[str, Any]], *heading: str) -> None:
+    """Print percent of the device's time by kind of kernel, for the records with a profile.
+
+    `heading` are the keys of the values that head a record's column.
+    """
+    records = [record for record in records if "kinds" in record.get("profile", {})]
+    profiles = [record["profile"] for record in records]
+    if not profiles:
+        return
+    lines = [[kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles)] for kind in KINDS]
+    lines.append(["idle", *(f"{100 * found['idle']:.1f}" for found in profiles)])
+    headings = ["\n".join(str(record[name]) for name in heading) for record in records]
+    show_table(console, "percent of the device's time in steps", ["", *headings], lines, wrap=["", *headings])
 
 
 def number(milliseconds: float) -> str:
+    """Return three digits."""
     return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
 
 
+def gib(n_bytes: int | None, digits: str = ".2f", otherwise: str = "") -> str:
+    """Return bytes in GiB."""
+    return otherwise if n_bytes is None else f"{n_bytes / 2**30:{digits}}"
+
+
+def ratio(entry: Mapping[str, Any], digits: str = ".2g") -> str:
+    """Return the ratio of a peer's entry, with whether it is as asked where a ratio is asked."""
+    if "ratio" not in entry:
+        return "-"
+    return f"{entry['ratio']:{digits}}" + ("" if entry.get("asked") is None else f" {yes(entry['met'])}")
+
+
 def yes(met: bool) -> str:
+    """Return whether a target is met."""
     return "yes" if met else "no"
+
+
+def draw_panels(
+    path: Path,
+    titles: Sequence[str],
+    names: Sequence[str],
+    points: Callable[[str, str], tuple[Sequence[float], Sequence[float]]],
+    *,
+    y: str,
+    share_y: bool = False,
+    widths: Sequence[float] = (),
+    finish: Callable[[Any, str], None],
+) -> Path:
+    """Draw curves against length, in two panels side by side.
+
+    `points` gives x and y of a curve by the panel's title and the curve's name. `finish` completes the axes
+    of a panel. `y` labels the axis on the left. `widths` are the lines' widths.
+    """
+    # imported here: matplotlib is needed for pictures alone
+    from linrec.lab.report import style
+
+    figure = style.make_figure(3.0)
+    panels = figure.subplots(1, 2, sharey=share_y)
+    for axes, title in zip(panels, titles, strict=True):
+        handles = []
+        for place, name in enumerate(names):
+            (line,) = axes.plot(
+                *points(title, name),
+                marker="o",
+                markersize=3,
+                linewidth=widths[place] if widths else 1.6,
+                color=style.colour(place),
+                label=name,
+            )
+            handles.append(line)
+        axes.set_title(title, fontsize=style.LETTERS)
+        style.finish_axes(axes, x="length (steps)", y=y if axes is panels[0] else "")
+        axes.set_xscale("log", base=2)
+        finish(axes, title)
+    style.add_legend(figure, handles)
+    return style.save(figure, path)

@@ -1,25 +1,40 @@
-"""Medians of times, and the rates of memory that they are compared with."""
+"""Time and memory of calls, and the rates of a device to compare them with."""
 
 import ctypes
+import gc
 import platform
 import statistics
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-COPY_BYTES = 2**30
+OUT_OF_MEMORY = "out of memory"
+# calls of a turn, in `Bench.beside_add`
 TURN = 4
+
+
+class UnsuitedError(Exception):
+    """An implementation lacks an operation or does not take these inputs; the message says which."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long each function is run, in milliseconds: unmeasured before, and measured."""
+    """Milliseconds for which a call is repeated: first unmeasured, then measured."""
 
     warmup_ms: float = 25.0
     measured_ms: float = 100.0
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Number of windows in which calls are counted, and the seconds of each."""
+
+    windows: int = 5
+    seconds: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -33,79 +48,191 @@ class Timing:
 
 @dataclass(frozen=True)
 class Rate:
-    """Calls per second in windows of so many calls: the median window, the slowest and the fastest."""
+    """Calls per second of the median, slowest and fastest window, and the calls of a window."""
 
     median: float
     lowest: float
     highest: float
     calls: int
 
-
-def measure(
-    function: Callable[[], Any],
-    device: torch.device,
-    budget: Budget,
-    *,
-    wall_clock: bool = False,
-    replayed: bool = False,
-) -> Timing:
-    """Time a function.
-
-    On CUDA by events on the device, with its cache cleared before each call; elsewhere by the clock on the
-    wall, which `wall_clock` asks for on CUDA too: of a function that waits for its own results. The first
-    call, which may compile, is not timed. What takes longer than the whole budget is measured once.
-
-    With `replayed`, a CUDA graph of the call is what is timed there: the device alone, not what Python takes
-    to launch it. A call that cannot be captured is timed as it is.
-    """
-    time_once(function, device)
-    on_device = device.type == "cuda" and not wall_clock
-    if on_device and replayed and (graph := _captured(function)) is not None:
-        function = graph.replay
-    if (once := time_once(function, device)) > budget.warmup_ms + budget.measured_ms:
-        return Timing(once, once, once)
-    if on_device:
-        # imported here: Triton is where CUDA is
-        from triton.testing import do_bench
-
-        quantiles = [0.5, 0.2, 0.8]
-        times = do_bench(function, warmup=budget.warmup_ms, rep=budget.measured_ms, quantiles=quantiles)
-        return Timing(*times)
-    _repeat(function, budget.warmup_ms, fewest=1)
-    times = sorted(_repeat(function, budget.measured_ms, fewest=5))
-    return Timing(statistics.median(times), _percentile(times, 0.2), _percentile(times, 0.8))
+    def tokens(self, per_call: int) -> dict[str, float]:
+        """Return tokens per second as JSON holds them, for calls of `per_call` tokens."""
+        return {name: getattr(self, name) * per_call for name in ("median", "lowest", "highest")}
 
 
-def tokens_per_second(rate: "Rate", per_call: int) -> dict[str, float]:
-    """Return the median, lowest and highest speed of calls of so many tokens, as JSON holds them."""
-    return {
-        "median": rate.median * per_call,
-        "lowest": rate.lowest * per_call,
-        "highest": rate.highest * per_call,
-    }
+@dataclass(frozen=True)
+class Steps:
+    """Speed and memory of training steps."""
+
+    first_seconds: float
+    rate: Rate
+    held_bytes: int | None
+    peak_bytes: int | None
 
 
-def calls_per_second(
-    function: Callable[[], Any], device: torch.device, *, windows: int = 5, seconds: float = 0.1
-) -> Rate:
-    """Count calls by the clock on the wall, call after call as in training; a window's end alone is awaited.
+@dataclass(frozen=True)
+class Bench:
+    """A device, and how long calls are measured on it.
 
     Args:
-        function: what has been called before, so that nothing is left to compile.
-        device: where it computes.
-        windows: windows to measure.
-        seconds: how long each should be; it has one call at least.
+        device: the device.
+        budget: how long a call is repeated.
+        windows: how long steps are counted.
+        copy: bytes per second of a copy on the device, the yardstick of operators; None compares each call
+            with an addition that moves as many bytes.
     """
-    wait(device)
-    calls = max(1, round(seconds * 1e3 / time_once(function, device)))
-    rates = []
-    for _ in range(windows):
+
+    device: torch.device
+    budget: Budget = Budget()
+    windows: Windows = Windows()
+    copy: float | None = None
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.type == "cuda"
+
+    def measure(
+        self, function: Callable[[], Any], *, wall_clock: bool = False, replayed: bool = False
+    ) -> Timing:
+        """Time a function.
+
+        On CUDA, events on the device measure the time, and the device's cache is cleared before each call.
+        Elsewhere, and with `wall_clock`, the wall clock measures it: CUDA functions that wait for their own
+        results need this. The first call is not timed, as it may compile. A call that takes longer than the
+        whole budget is measured once.
+
+        With `replayed`, CUDA times the replay of the call's graph: the time of the device, without the time
+        that Python takes to launch the kernels. A call that cannot be captured is timed as it is.
+        """
+        budget = self.budget
+        self.time_once(function)
+        by_events = self.on_cuda and not wall_clock
+        if by_events and replayed and (graph := _captured(function)) is not None:
+            function = graph.replay
+        if (once := self.time_once(function)) > budget.warmup_ms + budget.measured_ms:
+            return Timing(once, once, once)
+        if by_events:
+            # imported here: Triton is installed with CUDA alone
+            from triton.testing import do_bench
+
+            quantiles = [0.5, 0.2, 0.8]
+            times = do_bench(function, warmup=budget.warmup_ms, rep=budget.measured_ms, quantiles=quantiles)
+            return Timing(*times)
+        _repeat(function, budget.warmup_ms, fewest=1)
+        return _timing(_repeat(function, budget.measured_ms, fewest=5))
+
+    def steps(
+        self,
+        call: Callable[[], Any],
+        *,
+        warm: int,
+        settle: Callable[[], Any] = lambda: None,
+        longest_ms: float = float("inf"),
+    ) -> Steps:
+        """Time a training step.
+
+        Args:
+            call: makes a step. The first step may compile: it is timed apart, and its memory does not count.
+            warm: steps between the first and the counted ones.
+            settle: runs after the first step, before the memory held between two steps is read.
+            longest_ms: a step that takes longer is timed once.
+        """
         start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        wait(device)
-        rates.append(calls / (time.perf_counter() - start))
-    return Rate(statistics.median(rates), min(rates), max(rates), calls)
+        call()
+        self.wait()
+        first = time.perf_counter() - start
+        settle()
+        self.release()
+        held = self.peak_bytes()
+        for _ in range(warm):
+            call()
+        if (once := self.time_once(call)) > longest_ms:
+            rate = Rate(1e3 / once, 1e3 / once, 1e3 / once, 1)
+        else:
+            rate = self.calls_per_second(call)
+        return Steps(first, rate, held, self.peak_bytes())
+
+    def calls_per_second(self, function: Callable[[], Any]) -> Rate:
+        """Count calls of a compiled function by the wall clock, back to back as in training.
+
+        The end of a window waits for the device, a call does not. Each window has at least one call.
+        """
+        self.wait()
+        calls = max(1, round(self.windows.seconds * 1e3 / self.time_once(function)))
+        rates = []
+        for _ in range(self.windows.windows):
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            self.wait()
+            rates.append(calls / (time.perf_counter() - start))
+        return Rate(statistics.median(rates), min(rates), max(rates), calls)
+
+    def time_once(self, function: Callable[[], Any]) -> float:
+        """Return the wall-clock milliseconds of one call, until the device is done."""
+        start = time.perf_counter()
+        function()
+        self.wait()
+        return (time.perf_counter() - start) * 1e3
+
+    def wait(self) -> None:
+        """Wait until a CUDA device is done; calls on the CPU return when they are."""
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Free unreferenced memory, cycles included, and start a new peak; on CUDA alone."""
+        if self.on_cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int | None:
+        """Return the peak bytes of tensors since `release`; None on the CPU, where they are not counted."""
+        return torch.cuda.max_memory_allocated(self.device) if self.on_cuda else None
+
+    def peak_of(self, call: Callable[[], Any]) -> int | None:
+        """Return the peak bytes of a call, its results included, beyond the bytes allocated before it."""
+        self.release()
+        before = self.peak_bytes()
+        results = call()
+        peak = self.peak_bytes()
+        del results
+        return None if peak is None or before is None else peak - before
+
+    def copy_rate(self, n_bytes: int = 2**30) -> float:
+        """Return the bytes per second, read and written, of a copy on the device that no cache holds."""
+        source = torch.randn(n_bytes // 4, device=self.device)
+        target = torch.empty_like(source)
+        return 2 * n_bytes / (self.measure(lambda: target.copy_(source)).median * 1e-3)
+
+    def matmul_rate(self, dtype: torch.dtype, size: int) -> float:
+        """Return the floating-point operations per second of a product of two square matrices."""
+        left, right = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
+        return 2 * size**3 / (self.measure(lambda: left @ right).median * 1e-3)
+
+    def beside_add(
+        self, function: Callable[[], Any], n_bytes: int, dtype: torch.dtype
+    ) -> tuple[Timing, float]:
+        """Time a function on the CPU, and a `torch.add(x, y, out=z)` that moves as many bytes.
+
+        With as many bytes, caches hold as much of both. The two take turns of a few calls, because the load
+        of the machine changes within seconds and would slow only one of them.
+
+        Returns:
+            The function's times, and the bytes that the addition reads and writes per second.
+        """
+        elements = max(1, n_bytes // (3 * dtype.itemsize))
+        x, y = (torch.randn(elements, dtype=dtype) for _ in range(2))
+        z = torch.empty_like(x)
+        times: list[float] = []
+        of_add: list[float] = []
+        while not times or sum(times) < self.budget.warmup_ms + self.budget.measured_ms:
+            # the first call of a turn finds the other function's data in the caches
+            of_add += _repeat(lambda: torch.add(x, y, out=z), 0, fewest=TURN + 1)[1:]
+            times += _repeat(function, 0, fewest=TURN + 1)[1:]
+        return _timing(times), 3 * elements * dtype.itemsize / (statistics.median(of_add) * 1e-3)
 
 
 def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
@@ -114,24 +241,10 @@ def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
         with torch.cuda.graph(graph):
             function()
     except Exception:
-        # whatever it is that cannot be captured: the call itself works
+        # any error means "cannot be captured": the plain call worked
         torch.cuda.synchronize()
         return None
     return graph
-
-
-def time_once(function: Callable[[], Any], device: torch.device) -> float:
-    """Return the milliseconds of one call by the clock on the wall, until the device is done."""
-    start = time.perf_counter()
-    function()
-    wait(device)
-    return (time.perf_counter() - start) * 1e3
-
-
-def wait(device: torch.device) -> None:
-    """Wait for the device to finish; the CPU already has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _repeat(function: Callable[[], Any], total_ms: float, *, fewest: int) -> list[float]:
@@ -143,69 +256,50 @@ def _repeat(function: Callable[[], Any], total_ms: float, *, fewest: int) -> lis
     return times
 
 
-def _percentile(ordered: list[float], part: float) -> float:
-    return ordered[round(part * (len(ordered) - 1))]
-
-
-def percent_of(n_bytes: int, milliseconds: float, rate: float) -> float:
-    """Return how much of a rate (bytes per second) a call reached that had to move so many bytes.
-
-    Example:
-        >>> percent_of(2_000_000, 1.0, 4e9)
-        50.0
-    """
-    return 100 * n_bytes / (milliseconds * 1e-3) / rate
-
-
-def copy_rate(device: torch.device, budget: Budget, n_bytes: int = COPY_BYTES) -> float:
-    """Return bytes read and written per second by a copy on the device, of a buffer that no cache holds."""
-    source = torch.randn(n_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    return 2 * n_bytes / (measure(lambda: target.copy_(source), device, budget).median * 1e-3)
-
-
-def matmul_rate(device: torch.device, dtype: torch.dtype, budget: Budget, size: int) -> float:
-    """Return floating-point operations per second of a product of two square matrices of random numbers."""
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / (measure(lambda: left @ right, device, budget).median * 1e-3)
-
-
-def beside_add(
-    function: Callable[[], Any], n_bytes: int, dtype: torch.dtype, budget: Budget
-) -> tuple[Timing, float]:
-    """Time a function on the CPU, and a `torch.add(x, y, out=z)` that moves as many bytes.
-
-    As many, so that caches hold as much of both. In turns of a few calls each: what else the machine does
-    changes within seconds, and would change one of them alone.
-
-    Returns:
-        The function's times, and the bytes that the addition reads and writes per second.
-    """
-    elements = max(1, n_bytes // (3 * dtype.itemsize))
-    x, y, z = (
-        torch.randn(elements, dtype=dtype),
-        torch.randn(elements, dtype=dtype),
-        torch.empty(elements, dtype=dtype),
-    )
-    times: tuple[list[float], list[float]] = ([], [])
-    while not times[0] or sum(times[0]) < budget.warmup_ms + budget.measured_ms:
-        for call, found in ((lambda: torch.add(x, y, out=z), times[1]), (function, times[0])):
-            # the first call of a turn finds the other one's data in the caches
-            found += _repeat(call, 0, fewest=TURN + 1)[1:]
-    ordered = sorted(times[0])
-    timing = Timing(statistics.median(ordered), _percentile(ordered, 0.2), _percentile(ordered, 0.8))
-    return timing, 3 * elements * dtype.itemsize / (statistics.median(times[1]) * 1e-3)
+def _timing(times: list[float]) -> Timing:
+    ordered = sorted(times)
+    p20, p80 = (ordered[round(part * (len(ordered) - 1))] for part in (0.2, 0.8))
+    return Timing(statistics.median(ordered), p20, p80)
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed for the next allocation; return whether it does.
+    """Make the C library keep freed memory for the next allocation; return whether it does.
 
-    It would otherwise give every large tensor back to the system, and each call would begin with the system
-    zeroing new pages, which takes as long as the recurrence itself: no property of the operation, and no part
-    of the addition that it is compared with, which has its output given.
+    By default it returns each freed large tensor to the system, and each call begins with the system zeroing
+    new pages. This takes as long as the recurrence, is no property of the operation, and does not happen to
+    the addition of `Bench.beside_add`, whose output is allocated before.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     m_trim_threshold, m_mmap_max = -1, -4
     library = ctypes.CDLL(None)
     return bool(library.mallopt(m_mmap_max, 0) and library.mallopt(m_trim_threshold, 2**31 - 1))
+
+
+def why(error: Exception) -> str:
+    """Return an error as one short line, and print its traceback unless the line says it all.
+
+    The line is "out of memory" if that is the cause, even behind another error: capturing a CUDA graph, for
+    example, raises an error of its own.
+
+    Example:
+        >>> why(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+        'out of memory'
+        >>> why(ValueError("no such thing"))
+        'ValueError: no such thing'
+    """
+    found: BaseException | None = error
+    while found is not None:
+        # Triton and cuBLAS have no error type for it
+        text = str(found)
+        if isinstance(found, torch.OutOfMemoryError) or OUT_OF_MEMORY in text:
+            return OUT_OF_MEMORY
+        if "CUBLAS_STATUS_ALLOC_FAILED" in text:
+            return OUT_OF_MEMORY
+        found = found.__cause__ or found.__context__
+    if isinstance(error, UnsuitedError):
+        return str(error)
+    traceback.print_exception(error)
+    text = f"{type(error).__name__}: {error}".strip()
+    line = " ".join(text.splitlines()[0].split())
+    return line if len(line) <= 120 else line[:117] + "..."

@@ -15,7 +15,7 @@ from linrec.lab import evaluation
 from linrec.lab.evaluation import choose_text, evaluate_windows
 from linrec.lab.tasks import LanguageModeling, MemoryHorizon
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
-from linrec.lab.train.language import tokenizer_of
+from linrec.lab.train.run import tokenizer_of
 from linrec.models import ModelConfig
 from linrec.text import CharacterTokenizer
 

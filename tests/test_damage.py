@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,25 +18,24 @@ from safetensors.torch import save_file
 from linrec import tensor_files
 from linrec.errors import TrainError
 from linrec.generation import generate, load_state, save_state
-from linrec.lab.bench import get_suite, make_jobs, write_rows
+from linrec.lab.bench import get_suite, make_jobs
 from linrec.lab.bench.jobs import write_job
 from linrec.lab.bench.schedule import outcome_of
 from linrec.lab.corpora import Shards
 from linrec.lab.report import Arm, collect_runs, group_runs
-from linrec.lab.report.baseline import compare_arms
-from linrec.lab.report.stored import read_stored
+from linrec.lab.report.arms import compare_arms
+from linrec.lab.report.records import read_stored
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.tasks.files import kept
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.lab.train.checkpoint import load_best, load_checkpoint
-from linrec.lab.train.config import config_to_dict
 from linrec.lab.train.run import read_records, write_json
 from linrec.models import LanguageModel, ModelConfig
 from linrec.text import HuggingFaceTokenizer, read_tokenizer
 from tests.tiers import tiered
 
 # written beside the files, and never read
-UNREAD = ("text/", "run/.lock", "run/tensorboard/", "baseline/rows.parquet")
+UNREAD = ("text/", "run/.lock", "run/tensorboard/")
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (job,) = make_jobs(get_suite("smoke")[:1], ["min_gru"], [0])
     write_job(job, folder / "suite", {"command": "linrec bench"}).rename(folder / "job")
     write_json(folder / "job" / "outcome.json", {"status": "failed", "message": "no", "peak_bytes": None})
-    scores = {"loss": 1.0}
-    (folder / "baseline").mkdir()
-    write_rows(
-        [{"status": "done", "test": scores, "validation": scores, "config": config_to_dict(run.config)}],
-        folder / "baseline",
-    )
     collect_runs([folder / "run", folder / "job"], folder / "table")
+    (folder / "baseline").mkdir()
+    shutil.copy(folder / "table" / "rows.jsonl", folder / "baseline")
     return folder
 
 

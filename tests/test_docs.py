@@ -8,8 +8,8 @@ import torch
 
 from linrec.cli.dispatch import COMMANDS
 from linrec.cli.parsing import option_names, peek
+from linrec.cli.train import options_type
 from linrec.lab.train import get_recipe
-from linrec.lab.train.options import options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
 from tests.tiers import thorough, tiered
 

@@ -105,7 +105,7 @@ def test_distillation(run, tmp_path):
     loop = LoopConfig(steps=100, batch_size=16, device="cpu")
     fit(TrainConfig("rose", task, model, loop=loop), tmp_path / "runs/rose")
     out = run("distillation", "runs/rose", "6")
-    found = json.loads((tmp_path / "runs/rose/distillation.json").read_text())
+    found = json.loads((tmp_path / "runs/rose/extra-distillation.json").read_text())
     forgetful, fitted, exact = found["copies"]
     for copy in found["copies"]:
         assert copy["loss"] == pytest.approx(copy["loss_at_once"], rel=1e-5)

@@ -224,7 +224,7 @@ import torch
 from linrec import mixers
 from linrec.ops import scan
 from linrec.ops.core.call import recording
-from linrec.ops.core.machine import numba_usable
+from linrec.ops.core.backends import numba_usable
 mixer = mixers.build("min_gru", 4)
 torch.export.export(mixer, (torch.zeros(2, 20, 4), mixer.init_state(2)))
 with recording() as calls:

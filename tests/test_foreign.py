@@ -38,7 +38,7 @@ from linrec.lab.train import (
     fit,
     load_run,
 )
-from linrec.lab.train.metrics import MetricsLog, read_metrics
+from linrec.lab.train.records import MetricsLog, read_metrics
 from linrec.models import ModelConfig
 from linrec.text import DataError, load_tokenizer, read_tokenizer
 from tests.tiers import thorough
@@ -184,7 +184,8 @@ def test_a_resumed_run_trusts_what_its_caller_names(foreign: Path) -> None:
 
 def test_rows_of_a_baseline_run_no_code(run: Path, foreign: Path) -> None:
     stored = json.loads((foreign / "config.json").read_text())
-    row = {"config": stored["config"], "test": {"loss": 1.0}, "validation": {"loss": 1.0}}
+    scores = {"test": {"loss": 1.0}, "validation": {"loss": 1.0}}
+    row = {"folder": "foreign", "config": stored["config"], "result": scores}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n")
     edit(foreign, lambda config: config["model"].update(mixer="min_gru"))
     with pytest.raises(ConfigError, match="no run of the baseline has the configuration"):
@@ -226,7 +227,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "mixer", ["min_gru", None], "`model.mixer` must be"),
     ("model", "mixer", "min\x1b[31mgru", r"got 'min\x1b[31mgru'"),
     ("model", "mixer_args", [], "`model.mixer_args` must be an object; got ()"),
-    ("model", "mixer_args", {"normalize": "x"}, "has no argument 'normalize'"),
+    ("model", "mixer_args", {"normalize": "x"}, "called 'normalize'"),
     ("model", "norm_eps", float("nan"), "`norm_eps` must be above 0; got nan"),
     ("model", "logit_cap", "high", "`model.logit_cap` must be a number or null; got 'high'"),
     ("task", "name", 3, "`task.name` must be a text"),
@@ -683,7 +684,7 @@ LINKS = [
     ("config.json", "report"),
     ("result.json", "report"),
     ("perplexity.json", "report"),
-    ("distillation.json", "report"),
+    ("extra-distillation.json", "report"),
     ("tokenizer.json", "publish"),
     ("tasks.json", "publish"),
     ("checkpoint.safetensors", "publish"),

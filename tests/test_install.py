@@ -17,10 +17,7 @@ from .markdown import ROOT
 NEED_EXTRA = [
     "cli",
     "hf",
-    *(
-        f"lab.{name}"
-        for name in ("bench", "evaluation", "inspection", "publishing", "report", "train.display")
-    ),
+    *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "publishing", "report")),
 ]
 BLOCK = """
 import sys

@@ -18,7 +18,7 @@ from linrec.convert import ConversionError, Options, from_hugging_face
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.models.arguments import mixer_parameters
+from linrec.models.config import mixer_parameters
 from tests.tiers import thorough
 
 SIZES: list[tuple[dict[str, Any], str]] = [

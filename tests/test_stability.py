@@ -21,7 +21,18 @@ LISTED = {
     for module, names in re.findall(r"^\| `linrec\.([\w.]+)` \| (`.*) \|$", PAGE, re.MULTILINE)
 }
 # modules of the inside: the reference describes them under "Inside"
-INTERNAL = {"__main__", "cli", "extras", "field_types", "files", "literals", "restored", "rules"}
+INTERNAL = {
+    "__main__",
+    "cli",
+    "discovery",
+    "extras",
+    "field_types",
+    "files",
+    "literals",
+    "restored",
+    "rules",
+    "torch_private",
+}
 INTERNAL |= {"lab.publishing", "tensor_files", "trees"}
 
 
@@ -74,4 +85,14 @@ def test_the_library_does_without_the_laboratory() -> None:
     assert len(library) > 300
     for path in library:
         wrong = [name for name in imported(package / path) if re.match(r"linrec\.(lab|cli)\b", name)]
+        assert not wrong, f"{path} imports {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize(
+    ("room", "others"),
+    [("matrix", "gate_loop|delta_rule"), ("gate_loop", "delta_rule"), ("delta_rule", "gate_loop")],
+)
+def test_operators_with_matrix_states_share_without_a_circle(room: str, others: str) -> None:
+    for path in (ROOT / "src/linrec/ops" / room).glob("*.py"):
+        wrong = [name for name in imported(path) if re.match(rf"linrec\.ops\.({others})\b", name)]
         assert not wrong, f"{path} imports {', '.join(wrong)}"

@@ -20,5 +20,5 @@ done | sed -E 's/(\S+) (.*)/[\1]\ncommand = train \2\nminutes = 5/' |
   linrec bench queue /dev/stdin --folder "$out" --minutes 600 --per-gpu 3 "${@:3}"
 
 for seed in 0 1 2; do
-  [ -e "$out/hyena-$seed/distillation.json" ] || python "$root/examples/distillation.py" "$out/hyena-$seed"
+  [ -e "$out/hyena-$seed/extra-distillation.json" ] || python "$root/examples/distillation.py" "$out/hyena-$seed"
 done

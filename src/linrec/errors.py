@@ -81,6 +81,16 @@ def unknown(
     return ValueError(f"there is no {kind} {name!r}; did you mean {meant}? Choose from: {listed}.")
 
 
+def unknown_argument(of: str, name: str, known: Iterable[str]) -> ValueError:
+    """Return, without raising it, the error for an argument that something does not take; see `unknown`.
+
+    Example:
+        >>> print(unknown_argument("mixer 'gla'", "n_head", ["n_heads", "d_v"]))
+        there is no argument of mixer 'gla' called 'n_head'; did you mean 'n_heads'? Choose from: ...
+    """
+    return unknown(f"argument of {of} called", name, known)
+
+
 def printable(text: object) -> str:
     r"""Return a text with its control characters escaped, such as the start of a terminal escape sequence.
 

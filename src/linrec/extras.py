@@ -10,7 +10,7 @@ from types import ModuleType
 
 from linrec.errors import MissingExtraError
 
-__all__ = ["EXTRAS", "check_extra", "check_version", "import_extra"]
+__all__ = ["EXTRAS", "check_extra", "check_version", "import_extra", "one_line"]
 
 EXTRAS = {
     "lab": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "filelock"),
@@ -86,6 +86,17 @@ def check_version(package: str, least: str, purpose: str, *, extra: str) -> None
             f"{purpose} needs {package} {least} or newer; got {found}. "
             f"Install linrec's extra \"{extra}\": pip install -U 'linrec[{extra}]'."
         )
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of the message of another package's error.
+
+    Example:
+        >>> one_line(OSError("no connection.\\nSee the manual."))
+        'no connection'
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
 def _numbers(version: str) -> list[int]:

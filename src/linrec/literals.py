@@ -6,7 +6,7 @@ This module does not import PyTorch, because the command line imports it at star
 import functools
 from typing import Literal, TypeAlias
 
-__all__ = ["OTHER_NAMES", "DeviceName", "MixerName", "Precision", "SplitName", "other_names"]
+__all__ = ["OTHER_NAMES", "TAKES_DT", "DeviceName", "MixerName", "Precision", "SplitName", "other_names"]
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
 Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
@@ -30,6 +30,12 @@ MixerName: TypeAlias = Literal[
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
+TAKES_DT = (
+    # table: mixers_with_dt
+    "cfc", "gru_d", "lru", "ltc", "mamba", "ode_fast_weights", "ode_rnn", "s4d", "s5",
+    # end of table
+)
+"""Names of the mixers that take irregular steps."""
 # fmt: on
 
 # Other names of mixers, besides the names of the file and the class. Case, spaces, hyphens and underscores do

@@ -67,12 +67,12 @@ def test_arguments_of_first_weights_and_speed_change_nothing(tmp_path):
         (
             "mamba_state_spaces",
             {"ssm_cfg": {"headdim": 4}},
-            "Mamba1 has no argument `headdim`",
+            "argument of Mamba1 called 'headdim'",
         ),
         (
             "mamba2_state_spaces",
             {"ssm_cfg": {"layer": "Mamba2", "headdim": 4, "d_state": 16, "use_phase": True}},
-            "`ssm_cfg`: Mamba2 has no argument `use_phase` that linrec knows",
+            "`ssm_cfg`: there is no argument of Mamba2 called 'use_phase'",
         ),
         ("mamba_state_spaces", {"ssm_cfg": {"layer": "Mamba3"}}, "`layer` is 'Mamba3'; linrec supports"),
         ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2", "d_ssm": 8}}, "`d_ssm` is 8; linrec"),

@@ -16,9 +16,9 @@ import torch
 
 from linrec import mixers, ops
 from linrec.cli.parsing import option_names, peek
+from linrec.cli.train import options_type
 from linrec.lab.bench.variants import parse_variant
 from linrec.lab.train import get_recipe
-from linrec.lab.train.options import options_type
 from linrec.literals import OTHER_NAMES
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from tests.markdown import FENCE, ROOT

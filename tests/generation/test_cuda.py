@@ -3,9 +3,9 @@ import itertools
 import pytest
 import torch
 
-from linrec.generation import generate, pad_prompts, room, stream
+from linrec.generation import generate, pad_prompts, steps, stream
 from linrec.generation.noise import BLOCK
-from linrec.generation.room import Room
+from linrec.generation.steps import CacheRings
 from linrec.testing import assert_agree
 from linrec.trees import leaves
 
@@ -28,7 +28,7 @@ def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
     model = build(name, dtype=torch.float32).cuda()
     options = options | {"precision": precision, "seed": 3}
     captured = stream(model, prompt(), **options)
-    if precision == "bf16-mixed" and Room.of(model) is not None:
+    if precision == "bf16-mixed" and CacheRings.of(model) is not None:
         # hidden steps need a mask, and kernels with a mask round in other places, which can change a token
         tokens = torch.stack([next(captured) for _ in range(40)], 1)
         again = stream(model, torch.cat([prompt().cuda(), tokens], 1), **options)
@@ -42,7 +42,7 @@ def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
         shapes.append([x.shape for x in leaves(eager.state.layers)])
     assert not eager.captured
     # a window is full after some steps, and has one shape from then on; a cache without a window has room
-    assert captured.captured == (shapes[-1] == shapes[-2] or Room.of(model) is not None)
+    assert captured.captured == (shapes[-1] == shapes[-2] or CacheRings.of(model) is not None)
     assert torch.equal(captured.state.token, eager.state.token)
     assert_agree(captured.state.layers, eager.state.layers)
 
@@ -50,7 +50,7 @@ def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("compile", [False, True])
 def test_steps_are_recorded_again_when_the_room_of_a_cache_is_used_up(compile, monkeypatch):
-    monkeypatch.setattr(room, "ROOM", 10)
+    monkeypatch.setattr(steps, "ROOM", 10)
     model = build("attention", dtype=torch.float64).cuda()
     eager = generate(model, prompt(), n_tokens=60, capture=False)
     numbers = stream(model, prompt(), compile=compile)

@@ -7,11 +7,13 @@ import typing
 from pathlib import Path
 
 import pytest
+import torch
 
 from linrec import mixers, models
 from linrec.errors import folded
 from linrec.lab.bench.variants import parse_variant
 from linrec.literals import OTHER_NAMES, other_names
+from linrec.nn.cells import NonlinearMixer
 from linrec.nn.orthogonal import SkewFieldMixer
 from linrec.nn.segment_mixer import SegmentMixer
 
@@ -26,7 +28,7 @@ def test_names_are_the_files_of_the_folder():
 def test_every_file_gives_a_mixer_configured_by_keywords_alone(name):
     mixer = mixers.get(name)
     # no mixer derives from another one
-    assert mixer.__bases__ in ((mixers.Mixer,), (SegmentMixer,), (SkewFieldMixer,))
+    assert mixer.__bases__ in ((mixers.Mixer,), (SegmentMixer,), (NonlinearMixer,), (SkewFieldMixer,))
     width, *others = inspect.signature(mixer).parameters.values()
     assert width.name == "d_model"
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in others)
@@ -155,6 +157,6 @@ def test_an_unknown_argument_gives_the_nearest_match():
         mixers.build("gate_loop", 8, n_head=2)
 
 
-def test_the_interface_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        mixers.Mixer(8)
+def test_a_mixer_has_to_have_equations():
+    with pytest.raises(NotImplementedError, match="Mixer must define `mix"):
+        mixers.Mixer(8)(torch.zeros(1, 1, 8))

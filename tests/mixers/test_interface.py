@@ -1,5 +1,6 @@
 """What every mixer refuses and tells the optimiser, whatever it computes."""
 
+import copy
 import importlib
 import inspect
 import itertools
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from linrec import mixers
 from linrec.nn import groups_of
 from linrec.nn.channel_mixing import PositionWise
+from linrec.ops.core.call import recording
 from linrec.trees import leaves, map_tree
 from tests.mixers import variants
 from tests.tiers import tiered
@@ -152,6 +154,8 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
     x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
     _, state = mixer(x)
     times = {"dt": torch.rand(2, TIME) + 0.5} if mixer.takes_dt else {}
+    # the first call builds a mixer, once
+    mixer.init_state(2)
     with OnTheDevice():
         # a memory across a stack starts each segment within a training step
         mixer.init_state(2)
@@ -285,3 +289,25 @@ def test_memories_alone_are_no_state_of_an_lmu_with_feedback():
     mixer = mixers.build("lmu", 4, feedback=True, order=3)
     with pytest.raises(ValueError, match=r"for these rows, Memory\(.*; got a tensor \(2, 1, 3\)"):
         mixer(torch.zeros(2, 3, 4), torch.zeros(2, 1, 3))
+
+
+def test_the_derived_start_follows_the_dtype_and_leaves_the_mixer_alone():
+    mixer = mixers.build("delta_net", 4)
+    random = torch.get_rng_state()
+    for layer in mixer.modules():
+        layer.register_forward_pre_hook(lambda *_: pytest.fail("`init_state` runs a layer of the mixer"))
+    with recording() as calls:
+        tail, S = mixer.init_state(3)
+        assert tail.dtype == S.dtype == torch.float32
+        assert [part.dtype for part in mixer.double().init_state(3)] == [torch.float64] * 2
+    assert not calls and torch.equal(torch.get_rng_state(), random)
+    assert [part.device.type for part in copy.deepcopy(mixer).init_state(0, device="meta")] == ["meta"] * 2
+
+
+def test_a_mixer_whose_equations_read_the_start_has_to_define_it():
+    class Endless(mixers.Mixer):
+        def mix(self, x, state, reset):
+            return x, self.init_state(len(x)) if state is None else state
+
+    with pytest.raises(TypeError, match="Endless must define `init_state`"):
+        Endless(4).init_state(2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linrec import mixers
-from linrec.ops.core import machine
+from linrec.ops.core import backends
 from linrec.ops.core.call import Call, handling, recording
 from linrec.testing import assert_agree, generator, reset_mask
 from tests.mixers import variants
@@ -20,8 +20,8 @@ TIME = 70
 
 @pytest.fixture
 def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_numba_problem", lambda: "no Numba here")
-    monkeypatch.setattr(machine, "_warn_about_numba", lambda problem: None)
+    monkeypatch.setattr(backends, "_numba_problem", lambda: "no Numba here")
+    monkeypatch.setattr(backends, "_warn_about_numba", lambda problem: None)
 
 
 def by_reference(call: Call, proceed: Callable[[], Any]) -> Any:

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from linrec.mixers import build
 from linrec.models import Block, LanguageModel, ModelConfig
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from linrec.nn.channel_mixing import GLU
 from linrec.testing import (
     assert_agree,

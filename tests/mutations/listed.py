@@ -174,7 +174,7 @@ MUTATIONS = (
         ("tests/test_testing.py",),
     ),
     Mutation(
-        "lab/train/state.py",
+        "lab/train/checkpoint.py",
         "            set_random(state)\n",
         "            pass\n",
         "resume: torch's random state is not that of the checkpoint",
@@ -223,11 +223,11 @@ MUTATIONS = (
         ("tests/generation/test_state_file.py",),
     ),
     Mutation(
-        "lab/report/over_seeds.py",
+        "lab/report/scores.py",
         "statistics.stdev(values)",
         "statistics.pstdev(values)",
         "reports: the spread over seeds is of a population",
-        ("tests/lab/report/test_over_seeds.py", "src/linrec/lab/report/over_seeds.py"),
+        ("tests/lab/report/test_scores.py", "src/linrec/lab/report/scores.py"),
     ),
     Mutation(
         "files.py",

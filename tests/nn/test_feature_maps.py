@@ -230,7 +230,7 @@ def test_features_are_formed_in_float32_under_autocast(name):
     ("name", "arguments", "message"),
     [
         ("performr", {}, "there is no `feature_map` 'performr'; did you mean 'performer'"),
-        ("dpfp", {"mu": 2}, "there is no argument `mu` of feature map 'dpfp': 'mu'; did you mean 'nu'"),
+        ("dpfp", {"mu": 2}, "there is no argument of feature map 'dpfp' called 'mu'; did you mean 'nu'"),
         ("dpfp", {"nu": 8}, "`nu` of DPFP must be in 1 .. 2 d_head - 1 = 7; got 8"),
         ("cosformer", {"max_length": 0}, "`max_length` of cosFormer must be at least 1 step; got 0"),
         ("relu", {"epsilon": -1.0}, "`epsilon` must be at least 0; got -1.0"),

@@ -1,6 +1,6 @@
 import pytest
 
-from linrec.ops.core import backends, machine
+from linrec.ops.core import backends
 
 
 @pytest.fixture
@@ -8,11 +8,10 @@ def machine_with(monkeypatch):
     """Pretend that Numba or Triton works or not, or that a program is exported."""
 
     def pretend(*, numba=False, triton=False, exporting=False):
-        monkeypatch.setattr(machine, "_numba_problem", lambda: None if numba else "none here")
-        monkeypatch.setattr(machine, "_triton_problem", lambda: None if triton else "none here")
-        monkeypatch.setattr(machine, "_warn_about_numba", lambda problem: None)
-        for module in (machine, backends):
-            monkeypatch.setattr(module, "exporting", lambda: exporting)
+        monkeypatch.setattr(backends, "_numba_problem", lambda: None if numba else "none here")
+        monkeypatch.setattr(backends, "_triton_problem", lambda: None if triton else "none here")
+        monkeypatch.setattr(backends, "_warn_about_numba", lambda problem: None)
+        monkeypatch.setattr(backends, "exporting", lambda: exporting)
 
     return pretend
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from linrec.ops import scan
-from linrec.ops.core import machine
-from linrec.ops.core.backends import Backend, choose
-from linrec.ops.core.machine import refusal, usable
+from linrec.ops.core import backends
+from linrec.ops.core.backends import Backend, choose, refusal, usable
 from linrec.ops.scan import OPERATOR
 from linrec.ops.scan.torch import Scan
 
@@ -124,7 +123,7 @@ def test_refusal_knows_where_backends_run():
 @pytest.fixture
 def fresh_probes():
     """Probes that ask again, before and after the test."""
-    probes = (machine._numba_problem, machine._warn_about_numba, machine._triton_problem)
+    probes = (backends._numba_problem, backends._warn_about_numba, backends._triton_problem)
     for probe in probes:
         probe.cache_clear()
     yield

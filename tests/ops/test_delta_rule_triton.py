@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from linrec.lab.train.state import matmul_precision
+from linrec.lab.train.fabric import matmul_precision
 from linrec.ops import delta_rule
 from linrec.ops.delta_rule import triton
-from linrec.ops.gate_loop import triton as chunks
+from linrec.ops.matrix import triton as chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 from tests.tiers import thorough, tiered
 

@@ -10,7 +10,7 @@ import torch
 
 from linrec.ops import gate_loop, gate_loop_matrix
 from linrec.ops.gate_loop import OPERATOR
-from linrec.ops.gate_loop.inputs import GateLoop
+from linrec.ops.gate_loop.torch import GateLoop
 from linrec.testing import (
     assert_agree,
     check_compile,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, normalized_gate_loop
-from linrec.ops.gate_loop import triton as chunks
+from linrec.ops.matrix import triton as chunks
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from tests.tiers import thorough, tiered
 

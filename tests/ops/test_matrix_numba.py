@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule, gate_loop
-from linrec.ops.gate_loop import numba as matrix_numba
-from linrec.ops.gate_loop.inputs import Matrix
-from linrec.ops.gate_loop.numba import chunk_size, matrix_recurrence
+from linrec.ops.delta_rule import recurrent_numba
+from linrec.ops.gate_loop.variants import matrices_numba
 from linrec.ops.kernels import launch
+from linrec.ops.matrix import Matrix
+from linrec.ops.matrix import numba as matrix_numba
+from linrec.ops.matrix.numba import chunk_size
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.ops.opcheck import check_operators
 from tests.tiers import thorough
@@ -141,7 +143,8 @@ def test_custom_operators_keep_their_promises():
         (None, inputs["log_decay"][..., None], torch.rand(1, 1, 2, 1), reset),
         (None, None, torch.rand(2, 70, 2, 2), None),
     ):
-        check_operators(matrix_recurrence, Matrix(q, k, v, beta, log_decay, state, cut, phase))
+        kernel = matrices_numba if beta is None else recurrent_numba
+        check_operators(kernel, Matrix(q, k, v, beta, log_decay, state, cut, phase))
 
 
 def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
@@ -149,5 +152,5 @@ def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
     q, k, v, beta, state = (inputs[name] for name in ("q", "k", "v", "beta", "state"))
     assert chunk_size(q, v) == 16
     for keep, count in ((True, 10), (False, 0)):
-        _, _, starts = matrix_recurrence.forward(Matrix(q, k, v, beta, None, state, None), keep)
+        _, _, starts = recurrent_numba.forward(Matrix(q, k, v, beta, None, state, None), keep)
         assert starts.numel() == 2 * count * 96 * 96

@@ -11,7 +11,7 @@ from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.ops import delta_rule, gate_loop
 from linrec.ops.core.call import recording
 from linrec.ops.core.kernel import successors
-from linrec.ops.gate_loop import triton
+from linrec.ops.matrix import triton
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.tiers import thorough, tiered
 

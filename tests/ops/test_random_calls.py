@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from linrec import ops
-from linrec.ops.core.machine import refusal
+from linrec.ops.core.backends import refusal
 from linrec.testing import (
     check_operator,
     delta_rule_inputs,

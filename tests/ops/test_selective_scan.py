@@ -10,7 +10,7 @@ from linrec.ops import gate_loop, selective_scan
 from linrec.ops.kernels import launch
 from linrec.ops.selective_scan import OPERATOR, numba
 from linrec.ops.selective_scan import torch as torch_backend
-from linrec.ops.selective_scan.torch import Selective
+from linrec.ops.selective_scan.torch import Group, Selective
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
 from tests.ops.opcheck import check_operators
 from tests.tiers import thorough
@@ -191,9 +191,7 @@ def kernel_inputs(batch, time, channels, d_state):
     """What backends take: states with neighbouring channels next to each other."""
     inputs = selective_scan_inputs(batch, time, channels, d_state)
     A, D, state = inputs["A"].mT[None], inputs["D"][None], inputs["state"].mT
-    return Selective(
-        inputs["x"], inputs["dt"], A, inputs["B"], inputs["C"], D, state, reset_mask(batch, time)
-    )
+    return Group(inputs["x"], inputs["dt"], A, inputs["B"], inputs["C"], D, state, reset_mask(batch, time))
 
 
 def test_custom_operators_keep_their_promises():

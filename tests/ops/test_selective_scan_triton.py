@@ -7,7 +7,7 @@ import torch
 
 from linrec.ops import selective_scan
 from linrec.ops.selective_scan import triton
-from linrec.ops.selective_scan.torch import Selective
+from linrec.ops.selective_scan.torch import Group
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
 from tests.tiers import thorough, tiered
 
@@ -129,7 +129,7 @@ def test_custom_operators_keep_their_promises():
     A, D, state = inputs["A"].mT[None], inputs["D"][None], inputs["state"].mT
     of_time = (inputs[name].bfloat16() for name in ("x", "dt"))
     reset = reset_mask(2, 5, device=DEVICE)
-    check_operators(triton.recurrent, Selective(*of_time, A, inputs["B"], inputs["C"], D, state, reset))
+    check_operators(triton.recurrent, Group(*of_time, A, inputs["B"], inputs["C"], D, state, reset))
 
 
 @thorough

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from linrec.ops.core.machine import numba_usable
+from linrec.ops.core.backends import numba_usable
 from linrec.parallel.ranks import Call
 from linrec.testing import assert_agree
 from tests.parallel import agreement, compare, models, operators

@@ -1,10 +1,28 @@
+import json
+
 import pytest
 
-from perf.commands import matrix, ops
+from perf import matrix, ops
+from perf.__main__ import main
 
 
 @pytest.fixture(autouse=True)
 def unchanged_allocator(monkeypatch):
-    # what it asks of the C library would last for all tests that follow
+    # its request to the C library would last for all later tests
     for command in (matrix, ops):
         monkeypatch.setattr(command, "keep_freed_memory", lambda: False)
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Return a function that runs a command on the CPU at its quick size: status, results and output."""
+
+    def run(command, *arguments):
+        out = tmp_path / "out"
+        status = main([command, "--device", "cpu", "--quick", "--out", str(out), *arguments])
+        captured = capsys.readouterr()
+        files = list(out.glob("*.json"))
+        results = json.loads(files[0].read_text()) if files else None
+        return status, results, captured.out or captured.err
+
+    return run

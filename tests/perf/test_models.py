@@ -1,28 +1,27 @@
+"""`models`, `training`, `decoding` and `segments`, beyond what every command does."""
+
+import dataclasses
 import functools
-import io
-import json
-import signal
+import itertools
+import time
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
+from torch.nn import functional
 
-from linrec.models import SequenceClassifier
-from perf import memory, models, models_report
-from perf.__main__ import main
-from perf.commands import models as command
+from linrec.lab.train import LoopConfig
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
+from perf import decoding, models, segments, training
+from perf.decoding import bytes_of_a_step
 from perf.encoders import BASELINE, ENCODERS, Size
+from perf.kernels import Kernel
 from perf.models import PASSES, best_points, parameters
+from perf.segments import BASE
+from perf.segments import QUICK as SEGMENT
+from perf.sizes import MODELS, sized
+from perf.training import OPTIM, flops_per_token, make_step, model_config
 from tests.tiers import thorough
-
-NAMES = [encoder.name for encoder in ENCODERS]
-
-
-def run(folder, *arguments):
-    status = main(["models", "--device", "cpu", "--quick", "--out", str(folder), *arguments])
-    (path,) = folder.glob("*.json")
-    return status, json.loads(path.read_text())
 
 
 def point(model, length, rate=None, *, name="training", way="eager", missing=None):
@@ -33,45 +32,12 @@ def point(model, length, rate=None, *, name="training", way="eager", missing=Non
     return {**place, "first_seconds": 0.1, "calls_per_second": rates, "peak_bytes": 2**30}
 
 
-@thorough
-def test_every_encoder_is_measured_at_every_length(tmp_path, capsys):
-    status, results = run(tmp_path)
-    assert status == 0
-    assert [model["name"] for model in results["models"]] == NAMES
-    assert [model["config"]["mixer"] for model in results["models"]] == [
-        "attention",
-        "hgru",
-        "gate_loop",
-        "lru",
-    ]
-    # all but the mixers is equal
-    for name in ("n_layers", "d_model", "d_channel_mixing", "channel_mixing", "dropout", "vocab_size"):
-        assert len({model["config"][name] for model in results["models"]}) == 1
-    assert not results["models"][0]["config"]["mixer_args"]["causal"]
-    protocol = results["protocol"]
-    assert protocol["precision"] == "bf16-mixed" and protocol["matmul_precision"] == "high"
-    assert results["command"].startswith("python -m perf models --device cpu --quick")
-    assert results["device"]["type"] == "cpu" and results["seconds"] > 0
-
-    places = [(m, p, n) for m in NAMES for p in PASSES for n in protocol["lengths"]]
-    assert [(p["model"], p["pass"], p["length"]) for p in results["points"]] == places
-    assert all(p["way"] == "eager" and p["peak_bytes"] is None for p in results["points"])
-    rates = {}
-    for entry in results["points"]:
-        rate = entry["calls_per_second"]
-        assert 0 < rate["lowest"] <= rate["median"] <= rate["highest"]
-        rates[entry["model"], entry["pass"], entry["length"]] = rate["median"]
-    for entry in results["best"]:
-        rate, baseline = (rates[name, entry["pass"], entry["length"]] for name in (entry["model"], BASELINE))
-        assert entry["steps_per_second"] == rate and entry["ratio"] == pytest.approx(rate / baseline)
-    shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, (line for line in shown if not line.startswith("wrote ")))) <= 80
-    (picture,) = tmp_path.glob("*.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def parameters_of(model):
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @thorough
-def test_each_length_is_compiled_for_itself(tmp_path, monkeypatch):
+def test_each_length_is_compiled_for_itself(run, monkeypatch):
     graphs = []
 
     def backend(graph, inputs):
@@ -81,7 +47,7 @@ def test_each_length_is_compiled_for_itself(tmp_path, monkeypatch):
     original = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(original, backend=backend))
     arguments = ["--models", "LRU", "--ways", "compiled", "--lengths", "20", "30", "40"]
-    status, results = run(tmp_path, *arguments)
+    status, results, _ = run("models", *arguments)
     assert status == 0 and all(entry["way"] == "compiled" for entry in results["best"])
     assert [entry["length"] for entry in results["best"]] == 2 * [20, 30, 40]
     # training and inference, in code that knows the length
@@ -102,7 +68,7 @@ def test_training_trains_and_inference_does_not(monkeypatch):
     protocol = models.Protocol(Size(batch=2, n_layers=1, d_model=8, d_channel_mixing=8), (10,))
     tokens, classes = torch.zeros(2, 10, dtype=torch.int64), torch.tensor([0, 1])
     for name, moves in (("training", True), ("inference", False)):
-        step = models._STEPS[name](ENCODERS[1], "eager", protocol, torch.device("cpu"))
+        step = models.STEPS[name](ENCODERS[1], "eager", protocol, torch.device("cpu"))
         model = made.pop()
         assert model.training == moves
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -113,42 +79,36 @@ def test_training_trains_and_inference_does_not(monkeypatch):
 
 
 @thorough
-def test_too_little_memory_is_told_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+def test_encoders_without_memory_or_with_an_error_are_told_and_the_rest_goes_on(run, monkeypatch):
     class Large(SequenceClassifier):
+        def __init__(self, config):
+            if config.mixer == "hgru" and torch.get_default_device().type != "meta":
+                raise RuntimeError("no such kernel\nand much more")
+            super().__init__(config)
+
         def forward(self, x, *, lengths=None):
             if self.config.mixer == "attention" and x.shape[1] > 24:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
             return super().forward(x, lengths=lengths)
 
     monkeypatch.setattr(models, "SequenceClassifier", Large)
-    status, results = run(tmp_path, "--models", BASELINE, "LRU")
-    # which is a result
+    status, results, printed = run("models", "--models", BASELINE, "LRU")
+    # too little memory is a result
     assert status == 0
     assert [p.get("missing") for p in results["points"]] == 2 * [None, "out of memory"] + 4 * [None]
     best = {(entry["model"], entry["pass"], entry["length"]): entry for entry in results["best"]}
     assert best[BASELINE, "training", 48]["missing"] == "out of memory"
     assert best["LRU", "training", 48]["ratio"] is None and best["LRU", "training", 24]["ratio"] > 0
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split() for line in printed.splitlines()]
     # in the cells of two speeds and two ratios
     assert sum(words[-2:] == ["out", "of"] for words in shown) == 4 and shown.count(["memory"]) == 4
-
-
-@thorough
-def test_a_failing_model_is_told_with_the_reason(tmp_path, monkeypatch, capsys):
-    class Broken(SequenceClassifier):
-        def __init__(self, config):
-            if config.mixer == "lru" and torch.get_default_device().type != "meta":
-                raise RuntimeError("no such kernel\nand much more")
-            super().__init__(config)
-
-    monkeypatch.setattr(models, "SequenceClassifier", Broken)
-    status, results = run(tmp_path, "--models", "HGRN", "LRU", "--lengths", "8")
+    status, results, printed = run("models", "--models", "HGRN", "LRU", "--lengths", "8")
     assert status == 1
-    assert [p.get("missing") for p in results["points"]] == 2 * [None] + 2 * ["RuntimeError: no such kernel"]
-    assert "LRU, inference, eager, 8: RuntimeError: no such kernel" in capsys.readouterr().out
+    assert [p.get("missing") for p in results["points"]] == 2 * ["RuntimeError: no such kernel"] + 2 * [None]
+    assert "HGRN, inference, eager, 8: RuntimeError: no such kernel" in printed
 
 
-def test_the_faster_way_counts_and_ratios_are_those_of_it():
+def test_the_faster_way_counts():
     found = best_points(
         [
             point(BASELINE, 1024, 10.0),
@@ -169,50 +129,19 @@ def test_the_faster_way_counts_and_ratios_are_those_of_it():
     assert told["HGRN", 4096]["missing"] == "RuntimeError: no"
 
 
-def test_memory_is_found_behind_the_errors_that_hide_it():
-    try:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        except torch.OutOfMemoryError:
-            raise RuntimeError("operation failed due to a previous error during capture") from None
-    except RuntimeError as error:
-        assert memory.why(error) == "out of memory"
-    assert memory.why(RuntimeError("Triton Error [CUDA]: out of memory")) == "out of memory"
-    assert memory.why(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")) == "out of memory"
-    assert memory.why(RuntimeError("out of resource: shared memory")) == (
-        "RuntimeError: out of resource: shared memory"
-    )
-
-
-def test_parameters_are_those_of_the_model():
-    for encoder in ENCODERS:
-        size = Size(n_layers=2, d_model=16, d_channel_mixing=32)
-        model = SequenceClassifier(encoder.config(size))
-        assert parameters(encoder, size) == sum(p.numel() for p in model.parameters())
+def test_encoders_are_equal_but_for_their_mixers():
+    size = Size(n_layers=2, d_model=16, d_channel_mixing=32)
+    configs = [encoder.config(size) for encoder in ENCODERS]
+    assert [config.mixer for config in configs] == ["attention", "hgru", "gate_loop", "lru"]
+    for name in ("n_layers", "d_model", "d_channel_mixing", "channel_mixing", "dropout", "vocab_size"):
+        assert len({getattr(config, name) for config in configs}) == 1
+    assert not configs[0].mixer_args["causal"]
+    for encoder, config in zip(ENCODERS, configs, strict=True):
+        assert parameters(encoder, size) == parameters_of(SequenceClassifier(config))
     # 4 d^2 without biases; and with theirs: embedding, head, and per layer two norms and a gated unit
     d, hidden = 16, 32
     unit = 3 * d * hidden + 2 * hidden + d
     assert parameters(ENCODERS[0], size) == 256 * d + 2 * (d + 1) + 2 * d + 2 * (4 * d * d + 4 * d + unit)
-
-
-def test_tables_of_all_lengths_fit_80_columns():
-    lengths = [1024, 2048, 3072, 4096, 5120, 8192, 16384, 32768]
-    points = [point(m, n, 1234.5, name=p) for m in NAMES for p in PASSES for n in lengths[:-1]]
-    points += [point(m, 32768, missing="out of memory", name=p) for m in NAMES for p in PASSES]
-    size = {"n_layers": 4, "d_model": 128, "batch": 32}
-    results = {
-        "protocol": {"size": size, "precision": "bf16-mixed", "lengths": lengths},
-        "models": [{"name": name, "parameters": 1_355_778} for name in NAMES],
-        "points": points,
-        "best": best_points(points),
-    }
-    text = io.StringIO()
-    models_report.show(Console(file=text, width=80), results)
-    shown = text.getvalue()
-    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
-    heads = [line.split() for line in shown.splitlines() if "32K" in line]
-    assert heads == 5 * [["1K", "2K", "3K", "4K", "5K", "8K", "16K", "32K"]]
-    assert "1.36M" in shown and "1234" in shown and "1.00" in shown
 
 
 @thorough
@@ -225,41 +154,259 @@ def test_a_pass_without_numbers_is_an_empty_picture(wanted, tmp_path):
     protocol = {"lengths": [1024, 2048]}
     for shown in (points, points[:2]):
         results = {"protocol": protocol, "models": [{"name": "HGRN"}], "best": best_points(shown)}
-        picture = models_report.draw(results, tmp_path / "drawn.png")
+        picture = models.draw(results, tmp_path / "drawn.png")
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--models", "HGRNN"], "did you mean 'HGRN'?"),
-        (["--lengths", "0", "8"], "--lengths must be at least 1; got 0."),
-        (["--batch", "0"], "--batch must be at least 1; got 0."),
-    ],
-)
-def test_what_the_user_got_wrong_is_told_in_one_line(arguments, told, capsys, tmp_path):
-    assert main(["models", "--device", "cpu", "--out", str(tmp_path), *arguments]) == 2
-    message = capsys.readouterr().err
-    assert told in message and message.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+@pytest.fixture
+def fla(monkeypatch):
+    """Put a small layer, trained by no step, in the place of flash-linear-attention's model."""
+    monkeypatch.setattr(training, "fla_model", lambda model, size: nn.Linear(3, 5))
+    monkeypatch.setattr(training, "make_fla_step", lambda *rest: lambda *batch: None)
 
 
 @thorough
-def test_an_interrupted_run_shows_what_it_has(tmp_path, monkeypatch, capsys):
-    measure = command.measure_encoder
+def test_measurements_of_models_are_added_to_earlier_ones(run, tmp_path, fla):
+    _, first, printed = run("training", "--models", "hgrn2", "gla", "--peers")
+    assert all(model["fla"]["parameters"] == 20 for model in first["models"])
+    assert all(model["fla"]["tokens_per_second"]["median"] > 0 for model in first["models"])
+    assert "flash-linear-attention beside it" in printed
+    _, first, _ = run("training", "--models", "lru")
+    places = [(entry["preset"], entry["mixer"]) for entry in first["models"]]
+    assert places == [("374M", "gla"), ("374M", "hgrn2"), ("374M", "lru")]
+    _, second, _ = run("training", "--models", "gla")
+    before, after = ({entry["mixer"]: entry for entry in found["models"]} for found in (first, second))
+    # measured again, and its peer not
+    assert before["gla"]["step_ms"] != after["gla"]["step_ms"] and after["gla"]["fla"] == before["gla"]["fla"]
+    assert after["lru"] == before["lru"] and after["gla"]["command"] != after["lru"]["command"]
+    (picture,) = tmp_path.glob("out/*.png")
+    assert picture.stat().st_size > 5000
+    status, _, printed = run("training", "--models", "gla", "--matmul-precision", "highest")
+    assert status == 2 and "holds measurements with another protocol; remove the file" in printed
 
-    def stopped(encoder, name, way, protocol, device):
-        for place, found in enumerate(measure(encoder, name, way, protocol, device)):
-            if (encoder.name, name, place) == ("LRU", "training", 0):
-                signal.raise_signal(signal.SIGINT)
-            yield found
 
-    monkeypatch.setattr(command, "measure_encoder", stopped)
-    status, results = run(tmp_path, "--models", BASELINE, "LRU")
+@thorough
+def test_a_peer_that_refuses_to_train_is_measured_forward(run, monkeypatch, fla):
+    passes = []
+
+    def refuse(*batch):
+        raise RuntimeError("wrong gradients on this device")
+
+    monkeypatch.setattr(training, "make_fla_step", lambda *rest: refuse)
+    monkeypatch.setattr(training, "fla_loss", lambda *batch: passes.append(torch.is_grad_enabled()))
+    status, results, printed = run("training", "--models", "gla", "--peers")
+    (model,) = results["models"]
+    assert status == 0 and "wrong gradients" in model["fla"]["missing"]
+    assert passes and not any(passes)
+    for found in (model["forward"], model["fla"]["forward"]):
+        assert found["tokens_per_second"]["median"] > 0
+    assert "forward alone, where it refuses to train" in printed and "wrong gradients" in printed
+    # the peer is kept when the model is measured again without it
+    _, again, _ = run("training", "--models", "gla")
+    assert again["models"][0]["fla"] == model["fla"]
+    assert again["models"][0]["forward"]["step_ms"] != model["forward"]["step_ms"]
+
+
+def test_a_peer_without_the_model_is_told(run):
+    status, results, printed = run("training", "--models", "lru", "--peers")
+    assert status == 0 and results["models"][0]["fla"]["missing"] == "has no such model"
+    assert "forward" not in results["models"][0]["fla"]
+    assert "374M, lru, flash-linear-attention: has no such model" in printed
+
+
+@thorough
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_a_size_builds(name):
+    found, size = sized((name,), "374M")
+    with torch.device("meta"):
+        count = parameters_of(LanguageModel(found[name].config(size)))
+    assert count / 374e6 == pytest.approx(1, abs=0.3)
+
+
+def test_models_of_one_size_but_for_the_mixer():
+    for mixer, millions, margin in (
+        ("hgru", 46.25, 0.01),
+        ("gate_loop", 46.25, 0.1),
+        ("attention", 41.5, 0.1),
+    ):
+        with torch.device("meta"):
+            model = LanguageModel(model_config("wikitext103-hgrn", mixer))
+        assert parameters_of(model) / 1e6 == pytest.approx(millions, abs=margin)
+
+
+def test_flops_are_six_for_each_parameter_in_a_product():
+    config = ModelConfig(vocab_size=11, n_outputs=7, d_model=8, n_layers=2, d_channel_mixing=12)
+    model = LanguageModel(config)
+    assert flops_per_token(model, 100) == 6 * (parameters_of(model) - 11 * 8)
+    # the head's product counts once, though the embedding shares its matrix
+    tied = LanguageModel(dataclasses.replace(config, n_outputs=None, tie_embeddings=True))
+    assert flops_per_token(tied, 100) == 6 * parameters_of(tied)
+    attention = LanguageModel(dataclasses.replace(config, mixer="attention"))
+    weights = 6 * (parameters_of(attention) - 11 * 8)
+    # half of 2 * 2 * 100 * 8 for scores and for values, three times, in 2 layers
+    assert flops_per_token(attention, 100) == weights + 2 * 3 * (2 * 2 * 100 * 8) // 2
+
+
+def test_the_step_trains():
+    config = ModelConfig(vocab_size=11, d_model=8, n_layers=1, d_channel_mixing=8)
+    loop = LoopConfig(batch_size=2, accumulate=2, device="cpu")
+    model, step = make_step(lambda: LanguageModel(config), OPTIM, loop)
+    tokens = torch.arange(22).reshape(2, 11) % 11
+    losses = []
+    for _ in range(20):
+        with torch.no_grad():
+            logits, _ = model(tokens[:, :-1])
+        losses.append(float(functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())))
+        step(tokens[:, :-1], tokens[:, 1:])
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))
+
+
+def test_a_language_model_without_memory_is_told_and_the_rest_goes_on(run, monkeypatch):
+    class Large(LanguageModel):
+        def hidden(self, *given, **options):
+            if self.config.mixer == "hgru":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+            return super().hidden(*given, **options)
+
+    monkeypatch.setattr(training, "LanguageModel", Large)
+    status, results, printed = run("training", "--mixers", "hgru", "lru")
+    first, second = results["models"]
     assert status == 1
-    places = [(p["model"], p["pass"], p["length"]) for p in results["points"]]
-    assert places == [(BASELINE, p, n) for p in PASSES for n in (24, 48)] + [("LRU", "training", 24)]
-    # one cell of two, and none of the other pass
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [len(words) for words in shown if words[:1] == ["LRU"]] == [2, 1, 2, 1]
-    assert len(list(tmp_path.glob("*.png"))) == 1
+    assert first["missing"] == "out of memory" and "tokens_per_second" not in first
+    assert "missing" not in second and second["tokens_per_second"]["median"] > 0
+    assert "wikitext103-hgrn, hgru: out of memory" in printed
+
+
+def test_documents_are_cut_at_their_first_tokens(run, monkeypatch):
+    seen = []
+
+    class Watched(LanguageModel):
+        def hidden(self, *given, reset=None, **options):
+            seen.append(reset)
+            return super().hidden(*given, reset=reset, **options)
+
+    monkeypatch.setattr(training, "LanguageModel", Watched)
+    run("training", "--document", "6")
+    assert [reset.nonzero()[:, 1].tolist() for reset in seen] == len(seen) * [2 * [0, 6, 12]]
+    seen.clear()
+    run("training")
+    assert seen and all(reset is None for reset in seen)
+
+
+def profiled(monkeypatch, module, *profiles):
+    """Let a command take these profiles, as on CUDA."""
+    found = iter(profiles)
+    monkeypatch.setattr("perf.kernels.profiled", lambda *rest: next(found)())
+    monkeypatch.setattr(module, "check_profile", lambda *rest: None)
+
+
+def test_a_profile_is_shown_and_a_failing_one_costs_no_speed(run, monkeypatch):
+    kernels = [Kernel("forward", 0, 300), Kernel("Memset (Device)", 300, 375)]
+    profiled(monkeypatch, training, lambda: kernels, lambda: 1 / 0)
+    status, results, printed = run("training", "--mixers", "lru", "hgru", "--profile")
+    first, second = results["models"]
+    assert status == 1
+    assert first["profile"]["kinds"]["recurrence"]["share"] == 0.8
+    assert second["profile"] == {"missing": "ZeroDivisionError: division by zero"}
+    assert second["tokens_per_second"]["median"] > 0
+    shown = [line.split() for line in printed.splitlines()]
+    assert ["recurrence", "80.0"] in shown and ["copies", "20.0"] in shown and ["idle", "0.0"] in shown
+    assert "wikitext103-hgrn, hgru: ZeroDivisionError: division by zero" in printed
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (decoding, ["decoding", "--no-compile", "--batches", "1"]),
+        (segments, ["segments", "--models", "transformer_xl"]),
+    ],
+)
+def test_a_profile_of_other_commands_is_shown(module, arguments, run, monkeypatch):
+    profiled(monkeypatch, module, lambda: [Kernel("forward", 0, 300)])
+    status, results, printed = run(*arguments, "--profile")
+    assert status == 0 and results["models"][0]["profile"]["kinds"]["recurrence"]["share"] == 1.0
+    assert ["recurrence", "100.0"] in [line.split() for line in printed.splitlines()]
+
+
+def test_a_peer_of_decoding_is_shown_beside_it(run, monkeypatch):
+    class Peer(nn.Module):
+        def generate(self, prompt, *, max_new_tokens, min_new_tokens, **options):
+            assert prompt.shape == (3, 4) and max_new_tokens == min_new_tokens
+            # 64 tokens more must take some time
+            time.sleep(max_new_tokens / 1000)
+            asked.append(max_new_tokens)
+
+    asked = []
+    monkeypatch.setattr(decoding, "fla_model", lambda model, size, use_cache: Peer())
+    arguments = ["decoding", "--no-compile", "--batches", "3", "--peers"]
+    _, results, _ = run(*arguments, "--models", "gla", "transformer")
+    gla, transformer = results["models"]
+    assert "tokens_per_second" in gla["fla"] and "fla" not in transformer
+    assert gla["step_ms"] == pytest.approx(3e3 / gla["tokens_per_second"]["median"])
+    assert asked == [8, 72, 72, 8]
+    monkeypatch.setattr(decoding, "fla_model", lambda model, size, use_cache: 1 / 0)
+    _, _, printed = run(*arguments)
+    assert "gla, 3, flash-linear-attention: ZeroDivisionError" in printed
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_reads_its_weights_and_moves_its_state_twice(tied):
+    config = ModelConfig(vocab_size=5, d_model=4, n_layers=1, mixer="min_gru", tie_embeddings=tied)
+    model = LanguageModel(config)
+    weights = parameters_of(model) - (0 if tied else 20)
+    state = model.init_state(3)
+    assert bytes_of_a_step(model, state) == 4 * weights + 2 * 4 * 3 * 4
+    model.head.weight = nn.Parameter(model.head.weight.bfloat16())
+    assert bytes_of_a_step(model, ()) == 4 * weights - 2 * 20
+
+
+def test_a_cache_of_attention_is_read_and_a_step_is_written():
+    config = ModelConfig(vocab_size=5, d_model=4, n_layers=1, mixer="attention", mixer_args={"n_heads": 2})
+    model = LanguageModel(config)
+    with torch.no_grad():
+        _, state = model(torch.zeros(3, 10, dtype=torch.int64))
+    # keys and values, and the position of each row
+    cache, positions = 4 * 3 * 10 * 2 * 4, 8 * 3
+    assert bytes_of_a_step(model, state) - bytes_of_a_step(model, ()) == cache + cache // 10 + 2 * positions
+
+
+@pytest.mark.parametrize("name", segments.variants(SEGMENT))
+def test_a_step_reads_the_memory_of_the_step_before(name):
+    model = segments.make(name, SEGMENT)
+    assert isinstance(model, LanguageModel)
+    tokens = torch.randint(9, (2, SEGMENT.segment))
+    logits, state = model(tokens)
+    assert (model(tokens, state)[0] - logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", segments.variants(BASE))
+def test_a_layer_of_the_base_shape_has_its_width(name):
+    with torch.device("meta"):
+        model = segments.make(name, dataclasses.replace(BASE, n_layers=1))
+    assert isinstance(model, LanguageModel)
+    assert model.embedding.weight.shape == (BASE.vocab_size, BASE.d_model)
+
+
+@thorough
+def test_every_model_of_segments_is_measured_and_the_peer_is_told(run, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENTS", (1, 3))
+    status, results, printed = run("segments", "--peers")
+    assert [found["model"] for found in results["models"]] == [*segments.variants(SEGMENT), segments.PEER]
+    for found in results["models"][:-1]:
+        assert found["step_ms"] == pytest.approx(12e3 / found["tokens_per_second"]["median"])
+        assert found["peaks"] == {"1": None, "3": None}
+        assert found["parameters"] == parameters_of(segments.make(found["model"], SEGMENT))
+    last = results["models"][-1]
+    assert (status == 0) == ("missing" not in last)
+    assert status == 0 or "x-transformers: is not installed" in printed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_does_not_grow_with_the_segments(run):
+    _, results, _ = run(
+        "segments", "--device", "cuda", "--profile", "--models", "transformer_xl", "recurrent_memory"
+    )
+    for found in results["models"]:
+        assert 0 < found["peaks"]["10"] == found["peaks"]["100"]
+        assert "kinds" in found["profile"]

@@ -21,15 +21,15 @@ from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
 from linrec.lab.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
-from linrec.lab.bench.jobs import FILE, write_job
+from linrec.lab.bench.jobs import Sizes, equally_many, write_job
 from linrec.lab.bench.page import write_page
+from linrec.lab.bench.rows import Standing, level, standings, validation_loss
 from linrec.lab.bench.schedule import outcome_of
-from linrec.lab.bench.standings import Standing, level, standings, validation_loss
 from linrec.lab.bench.variants import split_list
-from linrec.lab.bench.widths import Sizes, equally_many
-from linrec.lab.report.over_seeds import format_mean_and_spread, mean_and_spread
-from linrec.lab.report.scores import FORMATS
-from linrec.lab.train.processes import program
+from linrec.lab.report.records import JOB
+from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
+from linrec.lab.train.fabric import program
+from linrec.rules import at_least
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""
@@ -117,10 +117,10 @@ class _Suite:
 
     def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
         """Write rows and page of all jobs in the folder, earlier commands' too; return rows and files."""
-        others = sorted(file.parent for file in self._out.glob(f"*/*/*/{FILE}"))
-        rows = make_rows([*self._folders, *(folder for folder in others if folder not in self._folders)])
-        title = f"linrec bench {self._options.suite}"
-        return rows, [*write_rows(rows, self._out), write_page(rows, self._out, title=title)]
+        others = sorted(file.parent for file in self._out.glob(f"*/*/*/{JOB}"))
+        folders = [*self._folders, *(folder for folder in others if folder not in self._folders)]
+        rows, title = make_rows(folders), f"linrec bench {self._options.suite}"
+        return rows, [*write_rows(folders, self._out), write_page(rows, self._out, title=title)]
 
     def best(self, trials: Sequence[Job]) -> float:
         """Return the learning rate of the lowest validation loss, or the middle rate if no trial ended."""
@@ -190,16 +190,13 @@ def _check(options: BenchOptions) -> None:
         raise ValueError("`--mixers` needs at least one name, such as --mixers gate_loop gla attention.")
     if not options.seeds or min(options.seeds) < 0:
         raise ValueError(f"`--seeds` must be integers of at least 0; got {list(options.seeds)}.")
-    if len(set(options.seeds)) < len(options.seeds):
-        raise ValueError(f"`--seeds` must be different; got {list(options.seeds)}.")
-    if options.workers < 1:
-        raise ValueError(f"`--workers` must be at least 1; got {options.workers}.")
     if not all(0 < lr < math.inf for lr in options.lrs):
         raise ValueError(f"`--lrs` must be positive and finite; got {list(options.lrs)}.")
-    if len(set(options.lrs)) < len(options.lrs):
-        raise ValueError(f"`--lrs` must be different; got {list(options.lrs)}.")
-    if options.parameters is not None and options.parameters < 1:
-        raise ValueError(f"`--parameters` must be at least 1; got {options.parameters}.")
+    for name, given in (("--seeds", options.seeds), ("--lrs", options.lrs)):
+        if len(set(given)) < len(given):
+            raise ValueError(f"`{name}` must be different; got {list(given)}.")
+    counts: dict[str, Any] = {"--workers": options.workers, "--parameters": options.parameters}
+    at_least(1, or_none=True, **counts)
     if options.budget is not None and not options.budget > 0:
         raise ValueError(f"`--budget` must be above 0 minutes; got {options.budget:g}.")
 

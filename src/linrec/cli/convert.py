@@ -9,7 +9,7 @@ from linrec.cli.parsing import one_line_errors, parse
 from linrec.convert import ConversionError, to_hugging_face
 from linrec.errors import ConfigError
 from linrec.lab.train import load_run
-from linrec.lab.train.processes import program
+from linrec.lab.train.fabric import program
 from linrec.lab.train.start import open_start, tokenizer_for, write_converted
 from linrec.models import LanguageModel
 

@@ -11,13 +11,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from linrec.cli.display import Display
 from linrec.cli.options import DemoOptions
 from linrec.cli.parsing import parse
 from linrec.errors import InterruptedRunError, RunFolderError, TrainError
-from linrec.lab.train.display import Display
-from linrec.lab.train.interrupt import Interrupt
-from linrec.lab.train.metrics import FILE as METRICS
-from linrec.lab.train.result import Progress
+from linrec.lab.train.progress import Interrupt, Progress
+from linrec.lab.train.records import METRICS
 from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, never_began
 
 RECIPE = "memory-horizon-demo"

@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": "inspect RUN    show what a model remembers and forgets",
     "report": "report RUN...  write pictures and tables of trained models",
     "bench": "bench SUITE    compare mixers on the tasks of a suite",
+    "learn": "learn STREAM   learn online from a stream without end",
     "convert": "convert FOLDER turn another library's checkpoint into a run folder",
     "publish": "publish RUN    write a folder that Hugging Face transformers loads",
     "demo": "demo           train two small models, and write a report",
@@ -45,6 +46,7 @@ LESS_MEMORY = {
     "eval": "Pass fewer --batch-tokens, shorter --lengths, or another --device.",
     "inspect": "Pass fewer --tokens, --no-matrices, or another --device.",
     "bench": "Pass fewer --parameters, or fewer --workers.",
+    "learn": "Pass fewer --rows, a smaller --chunk, or a smaller --d-model.",
 }
 
 # seconds that a failed process waits, so that the first process can report the error itself
@@ -121,7 +123,7 @@ def _run(words: list[str]) -> int:
     except InterruptedRunError as error:
         return _say(error, 130)
     except LostProcessError as error:
-        from linrec.lab.train.processes import says_first
+        from linrec.lab.train.fabric import says_first
 
         # any process may be the one that is left, and the others have no voice
         return _say(error, 1, aloud=says_first())

@@ -4,15 +4,14 @@ import logging
 import math
 import shlex
 
-from rich.console import Console
-from rich.table import Table
-
-from linrec.cli.device import device_of
+from linrec.cli.display import show_table
 from linrec.cli.options import EvalOptions
+from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.errors import ConfigError, printable
-from linrec.lab.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
+from linrec.errors import ConfigError
+from linrec.lab.evaluation import Score, choose_text, evaluate_run, parse_lengths
 from linrec.lab.train import load_run
+from linrec.lab.train.fabric import device_of
 
 
 def run(words: list[str]) -> int:
@@ -37,25 +36,16 @@ def run(words: list[str]) -> int:
             batch_tokens=options.batch_tokens,
             command=command,
         )
-    # file names may contain square brackets, which rich would read as markup
-    console = Console(markup=False)
     counts = found.text.tokens.counts
-    console.print(
-        printable(
-            f"{found.text.title}: {counts.tokens:,} tokens, {counts.words:,} words in {counts.lines:,} "
-            f"lines, {counts.bytes:,} bytes"
-        ),
-        soft_wrap=True,
-        highlight=False,
+    say(
+        f"{found.text.title}: {counts.tokens:,} tokens, {counts.words:,} words in {counts.lines:,} "
+        f"lines, {counts.bytes:,} bytes"
     )
-    console.print(_table(found))
+    titles = ("window", "per token", "per word", "per byte", "bits/byte", "bits/char")
+    show_table(titles, [(_window(score, found.trained), *_numbers(score)) for score in found.scores])
     if any(score.length == found.trained for score in found.scores):
-        console.print("* the length in training", style="dim")
-    console.print(
-        printable(f"wrote perplexity.json and perplexity.png to {found.folder}"),
-        soft_wrap=True,
-        highlight=False,
-    )
+        say("* the length in training")
+    say(f"wrote perplexity.json and perplexity.png to {found.folder}")
     return 0
 
 
@@ -92,28 +82,14 @@ def _run_tasks(options: EvalOptions, command: str) -> int:
             precision=options.precision,
             command=command,
         )
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
-    for title in ("task", "measure"):
-        table.add_column(title)
-    table.add_column("value", justify="right")
-    for task, measures in found.items():
-        for measure, value in measures.items():
-            table.add_row(task, measure, f"{value:.4f}")
-    console = Console(markup=False)
-    console.print(table)
-    console.print(printable(f"wrote tasks.json to {options.run}"), soft_wrap=True, highlight=False)
+    rows = [
+        (task, measure, f"{value:.4f}")
+        for task, measures in found.items()
+        for measure, value in measures.items()
+    ]
+    show_table(("task", "measure", "value"), rows, left=2)
+    say(f"wrote tasks.json to {options.run}")
     return 0
-
-
-def _table(found: Evaluation) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
-    table.add_column("window", no_wrap=True)
-    # perplexities first, then bits
-    for title in ("per token", "per word", "per byte", "bits/byte", "bits/char"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for score in found.scores:
-        table.add_row(_window(score, found.trained), *map(_number, _values(score)))
-    return table
 
 
 def _window(score: Score, trained: int) -> str:
@@ -122,9 +98,9 @@ def _window(score: Score, trained: int) -> str:
     return f"{score.length:,}{'*' * (score.length == trained)}"
 
 
-def _values(score: Score) -> list[float]:
+def _numbers(score: Score) -> list[str]:
     bits = [score.bits_per_byte, score.bits_per_character]
-    return [score.perplexity, score.word_perplexity, score.byte_perplexity, *bits]
+    return [*map(_number, [score.perplexity, score.word_perplexity, score.byte_perplexity, *bits])]
 
 
 def _number(value: float) -> str:

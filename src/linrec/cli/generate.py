@@ -6,13 +6,13 @@ import time
 
 import torch
 
-from linrec.cli.device import device_of
 from linrec.cli.options import GenerateOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
 from linrec.lab.train import ConfigError, TrainError, load_run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.fabric import device_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.text import StreamDecoder, Tokenizer
 
 # tokens of context given to the decoder, because the spelling of a token may depend on the tokens before it

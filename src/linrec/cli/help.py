@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from linrec.cli.options import OPTIONS
+from linrec.cli.options import OPTIONS_OF
 from linrec.cli.parsing import parse
 
 TRAIN = """\
@@ -44,24 +44,35 @@ suites:
 `linrec bench queue --help` shows its options.
 """
 
+LEARN = """
+streams:
+{streams}
+
+learners:
+{learners}
+"""
+
 
 def of_command(words: list[str]) -> bool:
     """Print the help of a command if the words contain -h or --help; return whether the help was printed."""
     command, *rest = words
     if not {"-h", "--help"} & {*rest}:
         return False
-    if " ".join(words[:2]) in OPTIONS:
+    if " ".join(words[:2]) in OPTIONS_OF:
         command = " ".join(words[:2])
     if command == "train" and rest[0] in ("-h", "--help"):
         print(train_help(), end="")
         return True
-    if command not in OPTIONS:
+    if command not in OPTIONS_OF:
         return False
     try:
-        parse(OPTIONS[command], ["--help"], f"linrec {command}")
+        parse(OPTIONS_OF[command], ["--help"], f"linrec {command}")
     except SystemExit:
         if command == "bench":
             print(BENCH.format(suites=_lines(_listing("suites"))), end="")
+        if command == "learn":
+            listed = {kind: _lines(_listing(kind)) for kind in ("streams", "learners")}
+            print(LEARN.format(**listed), end="")
     return True
 
 

@@ -233,6 +233,63 @@ class QueueOptions:
 
 
 @dataclass(frozen=True)
+class LearnOptions:
+    """Learn online from a stream, step after step, until it ends or the run is stopped.
+
+    Each step is predicted, scored, and then learnt from. A run that is stopped or killed goes on with
+    --resume, and reaches the same numbers.
+
+    Args:
+        stream: name of a stream, a file, or "-" for standard input. A .csv file is a table of numbers, of
+            which the next row is predicted; of other files, it is the next byte.
+        steps: steps in all; by default until the stream ends or the run is stopped.
+        out: run folder; by default runs/learn-STREAM.
+        resume: run folder to go on in; then the other options are those of the run, but for --steps.
+        init_from: run folder whose model goes on learning: of `linrec learn`, or a language model of bytes.
+        learner: name of the learner.
+        learner_args: its arguments, such as credit=spatial.
+        stream_args: arguments of the stream, such as every=5000.
+        mixer: name of the mixer of every block.
+        mixer_args: its arguments, such as r_min=0.9 r_max=0.999.
+        d_model: width of the model.
+        n_layers: number of blocks.
+        chunk: steps that are learnt at a time; the parameters change after each chunk.
+        lr: learning rate of Adam.
+        clip_norm: maximum norm of the gradients.
+        rows: rows of the stream that are learnt from side by side.
+        seed: seed of the stream, and of the model's initial values.
+        window: steps between two records in metrics.jsonl.
+        checkpoint_every: steps between checkpoints.
+        follow: wait for more at the end of a file.
+        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
+        trust_code: allow a mixer that the run of --resume or --init-from names by an import path.
+    """
+
+    stream: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STREAM")] = ""
+    steps: int | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    init_from: Path | None = None
+    learner: str = "rtrl"
+    learner_args: tuple[str, ...] = ()
+    stream_args: tuple[str, ...] = ()
+    mixer: str = "lru"
+    mixer_args: tuple[str, ...] = ()
+    d_model: int = 32
+    n_layers: int = 1
+    chunk: int = 8
+    lr: float = 3e-3
+    clip_norm: float | None = 1.0
+    rows: int = 1
+    seed: int = 0
+    window: int = 1000
+    checkpoint_every: int = 10_000
+    follow: bool = False
+    device: DeviceName = "cpu"
+    trust_code: bool = False
+
+
+@dataclass(frozen=True)
 class ConvertOptions:
     """Convert another library's checkpoint to a run folder, to generate, evaluate, inspect and train from.
 
@@ -289,13 +346,14 @@ class DemoOptions:
     out: Path = Path("runs/demo")
 
 
-OPTIONS: dict[str, type[Any]] = {
+OPTIONS_OF: dict[str, type[Any]] = {
     "generate": GenerateOptions,
     "eval": EvalOptions,
     "inspect": InspectOptions,
     "report": ReportOptions,
     "bench": BenchOptions,
     "bench queue": QueueOptions,
+    "learn": LearnOptions,
     "convert": ConvertOptions,
     "publish": PublishOptions,
     "demo": DemoOptions,

@@ -11,10 +11,8 @@ from linrec.files import reason
 from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import make_row
 from linrec.lab.report import collect_runs, compare_runs, write_report
-from linrec.lab.report.over_seeds import format_mean_and_spread
-from linrec.lab.report.scores import FORMATS
-from linrec.lab.report.stored import read_stored
-from linrec.lab.report.tables import Stored
+from linrec.lab.report.records import Stored, read_stored
+from linrec.lab.report.scores import FORMATS, format_mean_and_spread
 from linrec.lab.train import ConfigError, RunFolderError
 
 

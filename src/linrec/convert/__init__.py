@@ -14,7 +14,6 @@ that name. To support another architecture, write a module with two functions:
 
 import dataclasses
 import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,9 +32,10 @@ from linrec.convert.checkpoint import (
     open_tensors,
     write_checkpoint,
 )
+from linrec.discovery import files_of
 from linrec.errors import unknown
 from linrec.models import LanguageModel, ModelConfig
-from linrec.models.arguments import complete_mixer_args
+from linrec.models.config import complete_mixer_args
 
 __all__ = [
     "ConversionError",
@@ -72,7 +72,7 @@ def model_types() -> list[str]:
         >>> "mamba2" in model_types()
         True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
+    return [name for name in files_of(__path__) if name not in SHARED]
 
 
 def from_hugging_face(folder: str | Path) -> LanguageModel:

@@ -14,6 +14,7 @@ from linrec.convert import mamba, mamba2
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.layers import vocabulary
 from linrec.convert.layout import Part, Piece, rows, same, within
+from linrec.errors import unknown_argument
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
@@ -48,9 +49,10 @@ def config(options: Options) -> ModelConfig:
     given = {name: value for name, value in given.items() if value != "auto"}
     layer = Options(given, f"{options.path}, `ssm_cfg`")
     kind = layer.supported("layer", ("Mamba1", "Mamba2"), "Mamba1")
+    known = sorted(BOTH | ALONE[kind] | IDLE[kind])
     for name in given:
-        if name not in BOTH | ALONE[kind] | IDLE[kind]:
-            raise ConversionError(f"{layer.path}: {kind} has no argument `{name}` that linrec knows.")
+        if name not in known:
+            raise ConversionError(f"{layer.path}: {unknown_argument(kind, name, known)}")
     multiple = options.read("pad_vocab_size_multiple", int, 8)
     d_hidden = options.read("d_intermediate", int, 0)
     return ModelConfig(

@@ -16,8 +16,8 @@ from linrec.generation.steps import Steps
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.compilation import with_parts_compiled
 from linrec.models.ragged import joined, rows_of
-from linrec.models.regional import with_parts_compiled
 
 __all__ = ["Generated", "TokenStream", "generate", "stream"]
 

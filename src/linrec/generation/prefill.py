@@ -7,7 +7,7 @@ from linrec.generation.precision import autocast
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from linrec.trees import leaves
 
 # tokens of a piece, summed over the batch; with few tokens, a GPU waits for the launches of kernels

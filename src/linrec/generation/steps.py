@@ -1,22 +1,26 @@
 """The step of generation: run eagerly, compiled, or replayed as a CUDA graph."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.nn import functional
 
 from linrec.generation.noise import Noise
 from linrec.generation.precision import autocast
-from linrec.generation.room import Room
 from linrec.generation.sampling import Sampling, candidates, draw
 from linrec.generation.state import GenerationState, filled, named
 from linrec.literals import Precision
-from linrec.mixers import State
+from linrec.mixers import Mixer, State
+from linrec.mixers.attention import Attention, AttentionState
 from linrec.models import LanguageModel
+from linrec.models.compilation import compiling, with_parts_compiled
 from linrec.models.ragged import RaggedState
-from linrec.models.regional import compiling, with_parts_compiled
+from linrec.ops.attention import AttentionCache
 from linrec.ops.core.kernel import successors
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it
@@ -24,6 +28,10 @@ EAGER_STEPS = 3
 # products with a single row are sums of products, which the compiler fuses with each other and with what
 # follows; they read weights at the memory's rate only after tuning
 SINGLE = {"coordinate_descent_tuning": True, "combo_kernels": True}
+# steps at least, since steps are compiled and captured again when the room is used up
+ROOM = 512
+# kernels read masks of such lengths without a copy
+ALIGNED = 8
 
 
 class Buffers(NamedTuple):
@@ -37,9 +45,9 @@ class Steps:
     """token_{n+1} ~ softmax(head(model(token_n, state_n))), updating the state at each step.
 
     On CUDA, the step is captured as graphs once the shape of the state is constant, and replayed from then
-    on: a single launch instead of hundreds. Caches of attention get `Room`, so that their shapes are constant
-    too. If another state grows, the step is never captured. Captured and eager steps do the same computation
-    with the same random numbers.
+    on: a single launch instead of hundreds. Caches of attention become `CacheRings`, whose shapes are
+    constant too. If another state grows, the step is never captured. Captured and eager steps do the same
+    computation with the same random numbers.
 
     Args:
         model: a model in evaluation mode.
@@ -74,9 +82,9 @@ class Steps:
         self._device = state.token.device
         self._noise = Noise(seed, len(state.token), start=state.drawn, device=self._device)
         self._capture = capture and self._device.type == "cuda"
-        # the caches of ragged rows have no common room
+        # the caches of ragged rows have no common ring
         ragged = isinstance(state.layers, RaggedState)
-        self._room = Room.of(model) if (self._capture or compile) and not ragged else None
+        self._rings = CacheRings.of(model) if (self._capture or compile) and not ragged else None
         self._stream = torch.cuda.Stream(self._device) if self._capture else None
         # two graphs take turns: the state of each is where the other one reads it
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Buffers]] = []
@@ -95,8 +103,8 @@ class Steps:
         layers, token = self._layers, self._token
         if self.captured:
             layers, token = self._copies(layers), token.clone()
-        if self._room is not None:
-            layers = self._room.without(layers)
+        if self._rings is not None:
+            layers = self._rings.without(layers)
         return GenerationState(layers, token, self._reset, self._noise.drawn)
 
     @torch.no_grad()
@@ -115,9 +123,9 @@ class Steps:
 
     def _step(self) -> None:
         # after the first step, because only that may begin a document
-        room = self._room if self._finite else None
-        if room is not None and room.full:
-            self._layers = room.made(self._layers)
+        rings = self._rings if self._finite else None
+        if rings is not None and rings.full:
+            self._layers = rings.made(self._layers)
             self._graphs, self._replays, self._settled = [], 0, 0
         if self._capture and not self._graphs and self._settled >= EAGER_STEPS:
             self._record()
@@ -125,8 +133,8 @@ class Steps:
             self._replay()
         else:
             self._eager()
-        if room is not None:
-            room.taken += 1
+        if rings is not None:
+            rings.taken += 1
 
     def _compiled(self) -> LanguageModel:
         if not self._compile:
@@ -198,7 +206,7 @@ class Steps:
 
     def _copies(self, layers: tuple[State, ...]) -> tuple[State, ...]:
         """Return copies of all tensors but those that steps write in place."""
-        kept = set() if self._room is None else self._room.slots(layers)
+        kept = set() if self._rings is None else self._rings.slots(layers)
         copied = {
             name: tensor if id(tensor) in kept else tensor.clone(memory_format=torch.contiguous_format)
             for name, tensor in named(layers, "layers").items()
@@ -233,3 +241,101 @@ def _same_place(x: Tensor, y: Tensor) -> bool:
 
 def _shapes(layers: tuple[State, ...]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in named(layers, "layers").items()}
+
+
+class CacheRings:
+    """Caches of attention as rings, which steps write in place.
+
+    A cache of s steps gets slots for max(512, s / 2) further steps. A cache of attention with a window gets a
+    slot for each step of the window, and is never full.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        taken: number of steps since `made`.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._windows: dict[int, int | None] = {
+            n: mixer.window for n, mixer in enumerate(model.mixers) if _has_cache(mixer)
+        }
+        self._steps: dict[int, int] = {}
+        self._masked: set[int] = set()
+        self._size: int | None = 0
+        self.taken = 0
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "CacheRings | None":
+        """Return the rings of a model, or None if it has no attention with a cache."""
+        return cls(model) if model.memory is None and any(map(_has_cache, model.mixers)) else None
+
+    @property
+    def full(self) -> bool:
+        """Whether `made` must make room before the next step."""
+        return self.taken == self._size
+
+    def made(self, layers: tuple[State, ...]) -> tuple[State, ...]:
+        """Return a state with rings.
+
+        Args:
+            layers: a state after at least one step, with or without rings.
+        """
+        layers = self.without(layers)
+        caches = {n: _cache(layers[n]) for n in self._windows}
+        self._steps = {n: cache.k.shape[1] for n, cache in caches.items()}
+        self._masked = {n for n, cache in caches.items() if cache.alive is not None}
+        grown = [self._steps[n] for n, window in self._windows.items() if window is None]
+        self._size, self.taken = max(ROOM, max(grown) // 2) if grown else None, 0
+        return self._changed(layers, self._ring)
+
+    def without(self, layers: tuple[State, ...]) -> tuple[State, ...]:
+        """Return the state with caches as attention returns them, which later steps do not modify."""
+        return self._changed(layers, self._in_order)
+
+    def slots(self, layers: tuple[State, ...]) -> set[int]:
+        """Return the ids of the tensors in a state that steps write in place."""
+        rings = [cache for n in self._windows if (cache := _cache(layers[n])).place is not None]
+        return {id(x) for ring in rings for x in (ring.k, ring.v, ring.alive)}
+
+    def _changed(
+        self, layers: tuple[State, ...], change: Callable[[int, AttentionCache], AttentionCache]
+    ) -> tuple[State, ...]:
+        found = list(layers)
+        for n in self._windows:
+            found[n] = _mapped(layers[n], partial(change, n))
+        return tuple(found)
+
+    def _ring(self, n: int, cache: AttentionCache) -> AttentionCache:
+        steps, slots = self._steps[n], self._windows[n]
+        if slots is None:
+            slots = -(-(steps + (self._size or 0)) // ALIGNED) * ALIGNED
+        alive = cache.k.new_ones(cache.k.shape[:2]).bool() if cache.alive is None else cache.alive
+        k, v = (functional.pad(x, (0, 0, 0, 0, 0, slots - steps)) for x in cache[:2])
+        place = torch.full((1,), steps % slots, dtype=torch.int64, device=k.device)
+        return AttentionCache(k, v, None, None, functional.pad(alive, (0, slots - steps), value=False), place)
+
+    def _in_order(self, n: int, cache: AttentionCache) -> AttentionCache:
+        if cache.place is None:
+            return cache
+        steps, window = self._steps[n] + self.taken, self._windows[n]
+        kept = steps if window is None else min(steps, window - 1)
+        slots = torch.arange(steps - kept, steps, device=cache.k.device) % cache.k.shape[1]
+        k, v = (x.index_select(1, slots) for x in cache[:2])
+        alive = None if cache.alive is None else cache.alive.index_select(1, slots)
+        return AttentionCache(k, v, None, None, alive if n in self._masked else None)
+
+
+def _has_cache(mixer: Mixer) -> TypeGuard[Attention]:
+    return type(mixer) is Attention and mixer.causal
+
+
+def _cache(layer: Any) -> Any:
+    return layer.cache if isinstance(layer, AttentionState) else layer[0].cache
+
+
+def _mapped(layer: State, change: Callable[[AttentionCache], AttentionCache]) -> State:
+    if isinstance(layer, AttentionState):
+        return layer._replace(cache=change(layer.cache))
+    # beside the state of a channel mixing
+    return _mapped(layer[0], change), layer[1]

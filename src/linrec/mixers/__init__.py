@@ -7,11 +7,11 @@ this package: `from linrec.mixers import Mamba` imports its file alone.
 
 import importlib
 import inspect
-import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from linrec.errors import folded, unknown
+from linrec.discovery import files_of, imported
+from linrec.errors import folded, unknown, unknown_argument
 from linrec.literals import MixerName, other_names
 from linrec.nn.mixer import Mixer, State, Transitions
 
@@ -145,7 +145,7 @@ def names() -> list[str]:
         >>> "gate_loop" in names()
         True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return files_of(__path__)
 
 
 def canonical(name: str, *, what: str = "mixer") -> str:
@@ -194,7 +194,7 @@ def get(name: str) -> type[Mixer]:
         'GateLoop'
     """
     if ":" in name:
-        return _imported(*name.split(":", 1))
+        return imported(name, "mixer", "a linrec.mixers.Mixer", _is_mixer)
     module = importlib.import_module(f"{__name__}.{canonical(name)}")
     return getattr(module, module.__all__[0])
 
@@ -225,26 +225,8 @@ def build(name: str | type[Mixer], d_model: int, **arguments: Any) -> Mixer:
         if argument not in known:
             of_file = mixer.__module__.startswith(f"{__name__}.")
             called = mixer.__module__.rpartition(".")[2] if of_file else mixer.__name__
-            raise unknown(f"argument of mixer {called!r} called", argument, known)
+            raise unknown_argument(f"mixer {called!r}", argument, known)
     return mixer(d_model, **arguments)
-
-
-def _imported(module_name: str, class_name: str) -> type[Mixer]:
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"mixer '{module_name}:{class_name}' cannot be imported: {error}. Python looks for modules in "
-            "the folders of PYTHONPATH and among what is installed."
-        ) from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Mixer)):
-        mixers = [name for name, value in vars(module).items() if _is_mixer(value)]
-        raise ValueError(
-            f"`{class_name}` in module {module_name} is not a linrec.mixers.Mixer; "
-            f"the module has {', '.join(mixers) or 'none'}."
-        )
-    return found
 
 
 def _is_mixer(value: Any) -> bool:

@@ -142,7 +142,6 @@ class AFT(Mixer):
         AFT-simple, AFT-local and AFT-conv. AFT-conv's two-dimensional windows are one-dimensional here.
 
     Example:
-        >>> import torch
         >>> mixer = AFT(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.sums.shape
@@ -283,17 +282,9 @@ def windowed_mean(
     Steps behind the window of s steps are two running sums over their largest exponential; the window is
     formed in pairs of steps. No exponential overflows. Memory grows with s keys and values for each step.
 
-    Args:
-        k: keys (b, t, h).
-        v: values (b, t, h, dv).
-        w: biases of the steps of each window, oldest first; w[..., -1] is the bias of the step itself. The
-            shape is (b, t, h or 1, s), or (h or 1, s) for biases that are the same at every step.
-        position: of each step in its sequence (b, t).
-        state: the state that an earlier call returned.
-        reset: (b, t) bool, true where a new sequence starts.
-
-    Returns:
-        The means (b, t, h, dv), and the state after the last step.
+    w has the biases of the steps of each window, oldest first; w[..., -1] is the bias of the step itself. Its
+    shape is (b, t, h or 1, s), or (h or 1, s) for biases that are the same at every step. `position` is the
+    position of each step in its sequence.
 
     Example:
         >>> k, v, w = torch.zeros(1, 3, 1), torch.arange(3.0).reshape(1, 3, 1, 1), torch.zeros(1, 2)
@@ -360,14 +351,10 @@ def window_biases(
     *,
     size: int,
 ) -> Float[Tensor, "b t size"]:
-    """Return u_n . v_m for the steps m of the window of each step n, oldest first.
+    """Return u_n . v_m for the `size` steps m of the window of each step n, oldest first.
 
-    Args:
-        u: of the positions of steps, (T, r).
-        v: of the positions of the steps of windows, (T, r). Positions from T on are T - 1.
-        position: of each step in its sequence, (b, t).
-        seen: steps of each sequence before the first (b,).
-        size: steps of a window, the step itself included.
+    u and v have rows for T positions; positions from T on are T - 1. `position` is the position of each step
+    in its sequence, and `seen` has the steps of each sequence before the first.
     """
     windows, last = Windows(position.shape[1], size), u.shape[0] - 1
     before = seen[:, None] + torch.arange(-size, 0, device=seen.device)

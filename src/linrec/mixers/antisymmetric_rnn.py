@@ -15,22 +15,20 @@ forgets.
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.orthogonal import skewed
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive
 
 __all__ = ["AntisymmetricRNN"]
 
 
-class AntisymmetricRNN(Mixer):
+class AntisymmetricRNN(NonlinearMixer):
     """h_t = h + epsilon tanh((M - M^T - gamma I) h + V x_t + b): steps of a marginally stable equation.
 
     `epsilon` and `gamma` are those of the Noisy RNN's released code, which runs this network on sequential
     and permuted sequential MNIST, with 128 channels. M starts normal with standard deviation
     `init_std` / d_model, as in that code; V, V_z and their biases start as torch's Linear.
-
-    `mode` is that of `linrec.ops.nonlinear_scan`.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -38,7 +36,7 @@ class AntisymmetricRNN(Mixer):
         gamma: damping, against the growth that forward Euler adds.
         gated: whether there is a gate z_t, which shares M.
         init_std: scale of the initial M.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the mode does not exist.
@@ -54,8 +52,6 @@ class AntisymmetricRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -66,11 +62,10 @@ class AntisymmetricRNN(Mixer):
         init_std: float = 0.1,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         positive(epsilon=epsilon)
         at_least(0, gamma=gamma, init_std=init_std)
-        nonlinear_scan.operator.check_mode(mode)
-        self.epsilon, self.gamma, self.gated, self.mode = epsilon, gamma, gated, mode
+        self.epsilon, self.gamma, self.gated = epsilon, gamma, gated
 
         # V, then V_z
         self.V = nn.Linear(d_model, (2 if gated else 1) * d_model)
@@ -78,9 +73,8 @@ class AntisymmetricRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         W = skewed(self.M.to(self.state_dtype), gamma=self.gamma)
-        return nonlinear_scan(self._cell, self.V(x), W, state=start, reset=reset, mode=self.mode)
+        return self.nonlinear_scan(self._cell, self.V(x), W, state=state, reset=reset)
 
     def _cell(self, h: Tensor, Vx: Tensor, W: Tensor) -> Tensor:
         """Return h_t."""
@@ -89,7 +83,3 @@ class AntisymmetricRNN(Mixer):
             return h + self.epsilon * torch.tanh(Wh + Vx)
         Vx, Vx_z = Vx.chunk(2, -1)
         return h + self.epsilon * torch.sigmoid(Wh + Vx_z) * torch.tanh(Wh + Vx)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -83,7 +83,6 @@ class Attention(Mixer):
         (2023). Output gate: Qiu and others, Gated Attention for Large Language Models (2025).
 
     Example:
-        >>> import torch
         >>> mixer = Attention(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y, state = mixer(torch.zeros(2, 1, 64), state)

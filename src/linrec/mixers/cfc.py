@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.cells import beside_times
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer, beside_times
+from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["CfC"]
@@ -36,7 +35,7 @@ Variant = Literal["default", "no_gate", "pure"]
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 
 
-class CfC(Mixer):
+class CfC(NonlinearMixer):
     """h_t = (1 - s) * tanh(F(u)) + s * tanh(G(u)), s = sigmoid(A(u) dt_t + B(u)): a gate that reads the time.
 
     The form approximates the solution of the differential equation of `linrec.mixers.ltc.LTC`, so that no
@@ -52,8 +51,7 @@ class CfC(Mixer):
     | units and layers of the backbone | `d_backbone`, `n_layers` |
 
     All weight matrices start Xavier-uniform, and biases as in torch's Linear. With "pure", a starts at 1 and
-    w at 0. In the LSTM, U starts orthogonal and c uniform in +- 0.1. The backbone has no dropout. `mode` is
-    that of `linrec.ops.nonlinear_scan`.
+    w at 0. In the LSTM, U starts orthogonal and c uniform in +- 0.1. The backbone has no dropout.
 
     Args:
         d_model: width of the sequence and of h.
@@ -62,7 +60,7 @@ class CfC(Mixer):
         activation: phi, "lecun_tanh" (1.7159 tanh(0.666 u)), "tanh", "relu", "silu" or "gelu".
         variant: "default", "no_gate" or "pure".
         mixed_memory: whether an LSTM runs before each step; the state then has 2 d_model channels.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a size below 1, or an unknown name.
@@ -78,7 +76,6 @@ class CfC(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
     takes_dt = True
 
     def __init__(
@@ -92,13 +89,12 @@ class CfC(Mixer):
         mixed_memory: bool = False,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, (2 if mixed_memory else 1) * d_model)
         at_least(1, d_backbone=d_backbone)
         at_least(1, most=COUNT, n_layers=n_layers)
         choice(Variant, variant=variant)
         choice(Activation, activation=activation)
-        nonlinear_scan.operator.check_mode(mode)
-        self.phi, self.variant, self.mode = ACTIVATIONS[activation], variant, mode
+        self.phi, self.variant = ACTIVATIONS[activation], variant
         self.mixed_memory, self.d_backbone = mixed_memory, d_backbone
 
         self.first = nn.Linear(2 * d_model, d_backbone)
@@ -122,7 +118,6 @@ class CfC(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model); with a mixed memory, h and m, joined."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         W, b = affine_map(self.first, 2 * self.d_model, x.device)
         W, W_h = W.split(self.d_model, 1)
         Wx, weights = functional.linear(x, W, b), [W_h]
@@ -133,7 +128,7 @@ class CfC(Mixer):
         if self.mixed_memory:
             Wx, weights = torch.cat([Wx, self.V(x)], -1), [matrix(self.U, self.d_model, x.device), *weights]
         inputs = beside_times(Wx, dt)
-        h, state = nonlinear_scan(self._cell, inputs, weights, state=start, reset=reset, mode=self.mode)
+        h, state = self.nonlinear_scan(self._cell, inputs, weights, state=state, reset=reset)
         return h[..., : self.d_model].to(Wx.dtype), state
 
     def _cell(self, h: Tensor, inputs: Tensor, *weights: Tensor) -> Tensor:
@@ -163,8 +158,3 @@ class CfC(Mixer):
         s = torch.sigmoid(A * dt + B)
         kept = 1 if self.variant == "no_gate" else 1 - s
         return kept * torch.tanh(F) + s * torch.tanh(G)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model), or (batch, 2 d_model) with a mixed memory."""
-        width = 2 * self.d_model if self.mixed_memory else self.d_model
-        return torch.zeros(batch, width, **self.factory_kwargs(device))

@@ -11,15 +11,15 @@ bounded for small dt.
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.projections import matrix
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive
 
 __all__ = ["CoRNN"]
 
 
-class CoRNN(Mixer):
+class CoRNN(NonlinearMixer):
     """z_t = z + dt (tanh(W y + Wc z + V x_t + b) - gamma y - eps z), y_t = y + dt z_t: coupled oscillators.
 
     | task of the paper | arguments |
@@ -29,8 +29,7 @@ class CoRNN(Mixer):
     | adding, 128 channels | `dt=0.06, gamma=66, epsilon=15` |
     | noisy CIFAR-10, 128 channels | `dt=0.034, gamma=1.3, epsilon=12.7` |
 
-    V, W and Wc start as torch's Linear of all three inputs together, as in the released code. `mode` is
-    that of `linrec.ops.nonlinear_scan`; a state has 2 d_model channels.
+    V, W and Wc start as torch's Linear of all three inputs together, as in the released code.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
@@ -39,7 +38,7 @@ class CoRNN(Mixer):
         epsilon: damping eps of all oscillators.
         implicit: whether the damping is of z_t, as in the paper's equations: z_t is then divided by
             1 + dt eps. The released code damps z_{t-1}.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the mode does not exist.
@@ -55,8 +54,6 @@ class CoRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 128]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -67,12 +64,11 @@ class CoRNN(Mixer):
         implicit: bool = False,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, 2 * d_model)
         positive(dt=dt)
         at_least(0, gamma=gamma, epsilon=epsilon)
-        nonlinear_scan.operator.check_mode(mode)
         self.dt, self.gamma, self.epsilon = dt, gamma, epsilon
-        self.implicit, self.mode = implicit, mode
+        self.implicit = implicit
 
         self.V = nn.Linear(d_model, d_model)
         # Wc, then W: of the joined state
@@ -83,9 +79,8 @@ class CoRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         W = matrix(self.W, 2 * self.d_model, x.device)
-        zy, state = nonlinear_scan(self._cell, self.V(x), W, state=start, reset=reset, mode=self.mode)
+        zy, state = self.nonlinear_scan(self._cell, self.V(x), W, state=state, reset=reset)
         return zy[..., self.d_model :], state
 
     def _cell(self, zy: Tensor, Vx: Tensor, W: Tensor) -> Tensor:
@@ -97,7 +92,3 @@ class CoRNN(Mixer):
         else:
             z = z + self.dt * (force - self.epsilon * z)
         return torch.cat([z, y + self.dt * z], -1)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, 2 d_model)."""
-        return torch.zeros(batch, 2 * self.d_model, **self.factory_kwargs(device))

@@ -13,7 +13,6 @@ W_o.
 
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -127,11 +126,6 @@ class DecayingFastWeights(Mixer):
             y = y.to(x.dtype)
         return self.out(y.flatten(2)), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv)."""
-        sizes = self.n_heads, self.phi.d_features, self.d_head
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
-
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor | None:
         """Return the mean over heads and value channels of the magnitudes of the weights of v."""
         if self.z is None:
@@ -144,19 +138,8 @@ class DecayingFastWeights(Mixer):
 def transition_gate(d_in: int, d_out: int, gate_bias_init: GateStart = None) -> GateLinear:
     """Return the projection whose sigmoid is a decay, of group "transition" without weight decay.
 
-    Args:
-        d_in: width of the input.
-        d_out: gates.
-        gate_bias_init: initial bias: "uniform" for gates uniform in [1/d_out, 1 - 1/d_out] at x = 0, a number
-            for all gates, or None for torch's own.
-
-    Raises:
-        ValueError: another word than "uniform".
-
-    Example:
-        >>> import torch
-        >>> transition_gate(4, 2, 4.0)(torch.zeros(4)).tolist()
-        [4.0, 4.0]
+    The initial bias is "uniform" for gates uniform in [1/d_out, 1 - 1/d_out] at x = 0, a number for all
+    gates, or None for torch's own.
     """
     gate = mark(GateLinear(d_in, d_out))
     if isinstance(gate_bias_init, str):

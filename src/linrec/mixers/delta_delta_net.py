@@ -73,7 +73,6 @@ class DeltaDeltaNet(Mixer):
         Programmers (2021).
 
     Example:
-        >>> import torch
         >>> mixer = DeltaDeltaNet(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.F.shape, state.W.shape
@@ -125,9 +124,3 @@ class DeltaDeltaNet(Mixer):
         q, k, beta = self.features(q), self.features(k), torch.sigmoid(beta[..., 0])
         y, W = delta_rule(q, k, v.contiguous(), beta, state=W, reset=reset)
         return self.out(y.flatten(-2).to(x.dtype)), DeltaDeltaState(F, W)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> DeltaDeltaState:
-        """Return zeros."""
-        sizes, factory = (batch, self.n_heads, self.features.d_features), self.factory_kwargs(device)
-        F = delta_rule.empty_state(*sizes, sum(self.widths), **factory)
-        return DeltaDeltaState(F, delta_rule.empty_state(*sizes, self.widths[2], **factory))

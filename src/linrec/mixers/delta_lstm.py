@@ -83,7 +83,6 @@ class DeltaLSTM(Mixer):
         Programmers (2021), appendix A.
 
     Example:
-        >>> import torch
         >>> mixer = DeltaLSTM(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.W.shape, state.c.shape

@@ -14,7 +14,6 @@ state is the transpose of S.
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
@@ -149,9 +148,3 @@ class DeltaNet(Mixer):
         o, S = delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)
         o = gated(self.norm(o).flatten(-2).to(x.dtype), g)
         return self.out(o), self.conv.joined(tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
-        factory = self.factory_kwargs(device)
-        S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
-        return self.conv.joined(self.conv.init_state(batch, **factory), S)

@@ -67,7 +67,6 @@ class DLR(Mixer):
         come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = DLR(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype
@@ -120,8 +119,3 @@ class DLR(Mixer):
         y, state = diagonal_ssm(u, lam, torch.ones_like(lam), w, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(functional.gelu(y)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N), complex; with "prod", (batch, d_model, N (N + 1) / 2)."""
-        kwargs = self.factory_kwargs(device, is_complex=True)
-        return diagonal_ssm.empty_state(batch, self.d_model, self.d_state, **kwargs)

@@ -81,7 +81,6 @@ class DSS(Mixer):
         `separate_steps` and the parameters without weight decay come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = DSS(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype
@@ -151,8 +150,3 @@ class DSS(Mixer):
             y, state = growing_ssm(GrowingSSM(u, a, growth, b, w, self.length - 1, state, reset), self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(functional.gelu(y)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N), complex."""
-        kwargs = self.factory_kwargs(device, is_complex=True)
-        return diagonal_ssm.empty_state(batch, self.d_model, self.d_state, **kwargs)

@@ -7,14 +7,13 @@ x is the input, t time, h the hidden state and output, sigma an activation, and 
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice
 
 __all__ = ["Elman"]
@@ -23,7 +22,7 @@ Activation = Literal["tanh", "relu"]
 Init = Literal["torch", "identity"]
 
 
-class Elman(Mixer):
+class Elman(NonlinearMixer):
     """h_t = sigma(W x_t + b + U h_{t-1} + c): the simple recurrent network.
 
     The parameters `rnn` are those of torch.nn.RNN, whose weights load. In mode "auto", calls on CUDA without
@@ -37,7 +36,7 @@ class Elman(Mixer):
         d_model: width of the sequence and of the state.
         activation: "tanh" or "relu".
         init: "torch", where all parameters are uniform in +- 1 / sqrt(d_model), or "identity".
-        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
         ValueError: an unknown `activation`, `init` or `mode`.
@@ -47,13 +46,12 @@ class Elman(Mixer):
         Way to Initialize Recurrent Networks of Rectified Linear Units (2015).
 
     Example:
+        >>> import torch
         >>> mixer = Elman(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
-
-    recurrence = "nonlinear_scan"
 
     def __init__(
         self,
@@ -63,11 +61,10 @@ class Elman(Mixer):
         init: Init = "torch",
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         choice(Activation, activation=activation)
         choice(Init, init=init)
-        nonlinear_scan.operator.check_mode(mode)
-        self.sigma, self.mode = ACTIVATIONS[activation], mode
+        self.sigma = ACTIVATIONS[activation]
 
         self.rnn = RNNWeights(f"RNN_{activation.upper()}", d_model)
         if init == "identity":
@@ -79,14 +76,10 @@ class Elman(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         # on the CPU the loop is as fast: a step is one product
+        start = self.started(x, state)
         return run_torch_rnn(self.rnn, self._cell, x, start, reset, self.mode, fused=x.is_cuda)
 
     def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, c: Tensor) -> Tensor:
         """Return h_t."""
         return self.sigma(Wx + functional.linear(h, U, c))
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import complex_modrelu, modrelu, to_complex, to_pairs
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, require
 
 __all__ = ["EURNN"]
@@ -35,7 +35,7 @@ Style = Literal["tunable", "fft"]
 EPS = 0.01
 
 
-class EURNN(Mixer):
+class EURNN(NonlinearMixer):
     """h_t = modrelu(W h_{t-1} + U x_t), y_t = Re(h_t), with W a product of rotations of pairs of channels.
 
     | model of the paper | arguments |
@@ -50,9 +50,9 @@ class EURNN(Mixer):
     sign(z) relu(|z| + b). The angles are in group "transition" without weight decay.
 
     Rows 2j and 2j + 1 of `U` are the real and the imaginary part of a channel, unless the state is real.
-    `theta` and `phi` have the pairs of a layer in the order of p, layer by layer. `mode` is that of
-    `linrec.ops.nonlinear_scan`; a complex state has 2 d_model real channels there. A unitary W does not
-    contract, so Newton's method needs many iterations.
+    `theta` and `phi` have the pairs of a layer in the order of p, layer by layer. A complex state has 2
+    d_model real channels in `linrec.ops.nonlinear_scan`. A unitary W does not contract, so Newton's method
+    needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state, n.
@@ -60,7 +60,7 @@ class EURNN(Mixer):
             layers of pairs at distances n / 2, n / 4, .. 1.
         capacity: layers L of the tunable style. None is 2.
         is_complex: whether the state is complex. A real state has no phi and no D.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a `capacity` below 1 or in the FFT style, a `d_model` in the FFT style that is not a power
@@ -77,8 +77,6 @@ class EURNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.complex64)
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -88,7 +86,7 @@ class EURNN(Mixer):
         is_complex: bool = True,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, is_complex=is_complex)
         choice(Style, style=style)
         at_least(1, most=COUNT, capacity=capacity, or_none=True, cure="None is 2.")
         require(
@@ -100,8 +98,6 @@ class EURNN(Mixer):
             style == "tunable" or capacity is None,
             f"`capacity` must be None in the FFT style, which has log2(d_model) layers; got {capacity}.",
         )
-        nonlinear_scan.operator.check_mode(mode)
-        self.is_complex, self.mode = is_complex, mode
         self.layers = _layers(d_model, style, capacity or 2)
 
         self.U = nn.Linear(d_model, (2 if is_complex else 1) * d_model, bias=False)
@@ -123,14 +119,13 @@ class EURNN(Mixer):
         own, other = angle.cos(), angle.sin()
         if self.phi is None or self.omega is None:
             real = own, other, self.b
-            return nonlinear_scan(self._real_cell, Ux, real, state=state, reset=reset, mode=self.mode)
+            return self.nonlinear_scan(self._real_cell, Ux, real, state=state, reset=reset)
         phi, omega = self.phi.to(theta), self.omega.to(theta)
         zeros = torch.zeros_like(phi)
         own, other = own * _unit(self._spread(zeros, phi)), other * _unit(self._spread(phi, zeros))
         weights = own, other, self.b, _unit(omega)
-        start = None if state is None else to_pairs(state)
-        h, state = nonlinear_scan(self._complex_cell, Ux, weights, state=start, reset=reset, mode=self.mode)
-        return h[..., ::2], to_complex(state)
+        h, state = self.nonlinear_scan(self._complex_cell, Ux, weights, state=state, reset=reset)
+        return h[..., ::2], state
 
     def _real_cell(self, h: Tensor, Ux: Tensor, own: Tensor, other: Tensor, b: Tensor) -> Tensor:
         """Return a real h_t."""
@@ -154,10 +149,6 @@ class EURNN(Mixer):
         sizes = [layer.n_pairs for layer in self.layers]
         rows = zip(self.layers, at_p.split(sizes), at_q.split(sizes), strict=True)
         return torch.stack([layer.row(p, q, self.d_model) for layer, p, q in rows])
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device, is_complex=self.is_complex))
 
 
 class _Layer(NamedTuple):

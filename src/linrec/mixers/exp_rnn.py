@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import modrelu
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.orthogonal import Base, MatrixMap, Orthogonal, SkewInit
-from linrec.ops.nonlinear_scan import nonlinear_scan
 
 __all__ = ["ExpRNN"]
 
 
-class ExpRNN(Mixer):
+class ExpRNN(NonlinearMixer):
     """h_t = modrelu(x_t V + h_{t-1} exp(A - A^T)): an orthogonal recurrent matrix of any angles.
 
     | model of the papers | arguments |
@@ -37,9 +37,8 @@ class ExpRNN(Mixer):
     The optimiser keeps its averages of A. A is in group "transition" without weight decay: the papers train
     it with a tenth of the learning rate of the other parameters, and RMSprop.
 
-    V starts normal with variance 2 / d_model, b uniform in [-0.01, 0.01], as in the released code. `mode` is
-    that of `linrec.ops.nonlinear_scan`. An orthogonal B does not contract, so Newton's method needs many
-    iterations.
+    V starts normal with variance 2 / d_model, b uniform in [-0.01, 0.01], as in the released code. An
+    orthogonal B does not contract, so Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -48,7 +47,7 @@ class ExpRNN(Mixer):
         base: B_0: "identity", or "start" for the initial B, after which A starts at zero.
         rebase_every: with the base "start", number of updates K after which B_0 moves to B, and A to zero;
             None keeps B_0.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown name, K below 1, or K without the base "start".
@@ -65,8 +64,6 @@ class ExpRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -77,9 +74,7 @@ class ExpRNN(Mixer):
         rebase_every: int | None = None,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
-        nonlinear_scan.operator.check_mode(mode)
-        self.mode = mode
+        super().__init__(d_model, mode)
         self.V = nn.Linear(d_model, d_model, bias=False)
         nn.init.kaiming_normal_(self.V.weight, nonlinearity="relu")
         self.B = Orthogonal(d_model, matrix_map=matrix_map, init=init, base=base, rebase_every=rebase_every)
@@ -92,8 +87,4 @@ class ExpRNN(Mixer):
             return modrelu(Vx + h @ B, b)
 
         parameters = self.B(), self.b
-        return nonlinear_scan(cell, self.V(x), parameters, state=state, reset=reset, mode=self.mode)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))
+        return self.nonlinear_scan(cell, self.V(x), parameters, state=state, reset=reset)

@@ -50,7 +50,6 @@ class FalconH1(Mixer):
         released configurations.
 
     Example:
-        >>> import torch
         >>> mixer = FalconH1(64, attention={"n_heads": 4}, mamba2={"d_state": 16})
         >>> y, (cache, (tail, S)) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, cache.position, S.shape

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.cells import LowRank
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import LowRank, NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, choice, require
 
 __all__ = ["FastGRNN"]
@@ -25,7 +24,7 @@ __all__ = ["FastGRNN"]
 Activation = Literal["tanh", "sigmoid", "relu"]
 
 
-class FastGRNN(Mixer):
+class FastGRNN(NonlinearMixer):
     """h_t = (zeta (1 - z_t) + nu) * h^_t + z_t * h_{t-1}: a gate z_t that costs no matrices.
 
     zeta and nu are sigmoids of learned numbers. As in the released code, W and U start at Gaussian values of
@@ -41,7 +40,7 @@ class FastGRNN(Mixer):
         u_rank: rank of U, as `w_rank`.
         zeta_init: initial logit of zeta.
         nu_init: initial logit of nu.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a rank below 1.
@@ -57,8 +56,6 @@ class FastGRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -71,7 +68,7 @@ class FastGRNN(Mixer):
         nu_init: float = -4.0,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         choice(Activation, activation=activation, gate_activation=gate_activation)
         require(
             (activation, gate_activation) != ("relu", "relu"),
@@ -79,9 +76,7 @@ class FastGRNN(Mixer):
             "overflow within a few steps. Choose 'sigmoid' for the gate.",
         )
         at_least(1, w_rank=w_rank, u_rank=u_rank, or_none=True, cure="None means a full matrix.")
-        nonlinear_scan.operator.check_mode(mode)
         self.sigma, self.sigma_z = ACTIVATIONS[activation], ACTIVATIONS[gate_activation]
-        self.mode = mode
 
         self.W = LowRank(d_model, d_model, w_rank, std=0.1)
         self.U = LowRank(d_model, d_model, u_rank, std=0.1)
@@ -95,14 +90,8 @@ class FastGRNN(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         scalars = torch.sigmoid(self.zeta), torch.sigmoid(self.nu)
-        return nonlinear_scan(
-            self._cell,
-            self.W(x),
-            (self.b_z, self.b, *scalars, *self.U.weights(x.device)),
-            state=state,
-            reset=reset,
-            mode=self.mode,
-        )
+        weights = self.b_z, self.b, *scalars, *self.U.weights(x.device)
+        return self.nonlinear_scan(self._cell, self.W(x), weights, state=state, reset=reset)
 
     def _cell(
         self, h: Tensor, Wx: Tensor, b_z: Tensor, b: Tensor, zeta: Tensor, nu: Tensor, *U: Tensor
@@ -111,7 +100,3 @@ class FastGRNN(Mixer):
         both = Wx + self.U.product(h, *U)
         z, new = self.sigma_z(both + b_z), self.sigma(both + b)
         return (zeta * (1 - z) + nu) * new + z * h
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.cells import LowRank
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import LowRank, NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, choice
 
 __all__ = ["FastRNN"]
@@ -24,7 +23,7 @@ __all__ = ["FastRNN"]
 Activation = Literal["tanh", "sigmoid", "relu"]
 
 
-class FastRNN(Mixer):
+class FastRNN(NonlinearMixer):
     """h_t = alpha sigma(W x_t + U h_{t-1} + b) + beta h_{t-1}: a residual connection with learned scalars.
 
     alpha and beta are sigmoids of learned numbers, as in the released code. W and U start at Gaussian values
@@ -39,7 +38,7 @@ class FastRNN(Mixer):
         u_rank: rank of U, as `w_rank`.
         alpha_init: initial logit of alpha.
         beta_init: initial logit of beta.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a rank below 1.
@@ -55,8 +54,6 @@ class FastRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -68,11 +65,10 @@ class FastRNN(Mixer):
         beta_init: float = 3.0,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         choice(Activation, activation=activation)
         at_least(1, w_rank=w_rank, u_rank=u_rank, or_none=True, cure="None means a full matrix.")
-        nonlinear_scan.operator.check_mode(mode)
-        self.sigma, self.mode = ACTIVATIONS[activation], mode
+        self.sigma = ACTIVATIONS[activation]
 
         self.W = LowRank(d_model, d_model, w_rank, std=0.1)
         self.U = LowRank(d_model, d_model, u_rank, std=0.1)
@@ -85,19 +81,9 @@ class FastRNN(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         scalars = torch.sigmoid(self.alpha), torch.sigmoid(self.beta)
-        return nonlinear_scan(
-            self._cell,
-            self.W(x) + self.b,
-            (*scalars, *self.U.weights(x.device)),
-            state=state,
-            reset=reset,
-            mode=self.mode,
-        )
+        weights = *scalars, *self.U.weights(x.device)
+        return self.nonlinear_scan(self._cell, self.W(x) + self.b, weights, state=state, reset=reset)
 
     def _cell(self, h: Tensor, Wx: Tensor, alpha: Tensor, beta: Tensor, *U: Tensor) -> Tensor:
         """Return h_t."""
         return alpha * self.sigma(Wx + self.U.product(h, *U)) + beta * h
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -102,7 +102,6 @@ class FlashGAU(Mixer):
         chunk attention. The factors 1 / C and the parameters of b come from the paper's code.
 
     Example:
-        >>> import torch
         >>> mixer = FlashGAU(64, chunk_size=16, d_qk=32)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.v.shape, state.S.shape, state.position

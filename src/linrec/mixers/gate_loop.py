@@ -63,7 +63,6 @@ class GateLoop(Mixer):
         GateLoop, section 4 and appendix C. Norm, gate and projection are not in the paper.
 
     Example:
-        >>> import torch
         >>> mixer = GateLoop(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -145,9 +144,3 @@ class GateLoop(Mixer):
         log_a, phase = self.transition(x)
         y, h = gate_loop(q, k, v, log_a, phase, state=state, reset=reset)
         return self.out(gated(self.norm(y.flatten(-2)), g)), h
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv): complex, or real with `phase_activation="none"`."""
-        has_phase = self.transition.phase is not None
-        sizes = self.n_heads, self.d_key, self.d_value
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=has_phase))

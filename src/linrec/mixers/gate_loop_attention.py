@@ -10,7 +10,6 @@ output; f and g activations of magnitude and phase, n time. Softmax needs real s
 of the complex scores, as in GateLoop's output (appendix C).
 """
 
-import torch
 from torch import Tensor, nn
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
@@ -113,12 +112,6 @@ class GateLoopAttention(Mixer):
         log_a, phase = self.transition(x)
         y, cache = gate_loop_attention(q, k, v, log_a, phase, state=state, reset=reset, scale=self.scale)
         return self.out(y.flatten(-2)), cache
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return a cache of no steps."""
-        sizes = self.n_heads, self.d_key, self.d_value
-        cache = gate_loop_attention.empty_state(batch, *sizes, **self.factory_kwargs(device))
-        return cache._replace(log_decay=cache.k, phase=None if self.transition.phase is None else cache.k)
 
     @property
     def state_size(self) -> int:

@@ -103,7 +103,6 @@ class GatedDeltaNet(Mixer):
         released code.
 
     Example:
-        >>> import torch
         >>> mixer = GatedDeltaNet(64, n_heads=4)
         >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, S.shape
@@ -190,9 +189,3 @@ class GatedDeltaNet(Mixer):
         o, S = delta_rule(q, k, v.to(q), beta, log_alpha, state=S, reset=reset)
         o = gated(self.norm(o).flatten(-2).to(x.dtype), g)
         return self.out(o), self.conv.joined(tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
-        factory = self.factory_kwargs(device)
-        S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
-        return self.conv.joined(self.conv.init_state(batch, **factory), S)

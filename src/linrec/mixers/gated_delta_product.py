@@ -94,7 +94,6 @@ class GatedDeltaProduct(Mixer):
         flash-linear-attention.
 
     Example:
-        >>> import torch
         >>> mixer = GatedDeltaProduct(64, n_heads=4, n_householder=3)
         >>> y, (tail, H) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, H.shape
@@ -171,12 +170,6 @@ class GatedDeltaProduct(Mixer):
         o = o.unflatten(1, (-1, self.n_householder))[:, :, -1]
         o = gated(self.norm(o).flatten(-2).to(x.dtype), g)
         return self.out(o), self.conv.joined(tail, H)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
-        factory = self.factory_kwargs(device)
-        H = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
-        return self.conv.joined(self.conv.init_state(batch, **factory), H)
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the sum over j of the magnitudes of the weights of v_j, on average over heads."""

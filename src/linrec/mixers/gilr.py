@@ -11,7 +11,6 @@ The linear surrogate LSTM, which has one of these inside, is `linrec.mixers.ls_l
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
@@ -98,7 +97,3 @@ class GILR(Mixer):
         h, state = scan(g, rest * i, state=state, reset=reset)
         y = h.to(x.dtype)
         return y if self.out is None else self.out(y), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))

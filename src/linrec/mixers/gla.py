@@ -15,7 +15,6 @@ gate, y output, t time. The equations are in section 4.4 of the paper.
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -177,12 +176,6 @@ class GLA(Mixer):
             log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
         o, S = gate_loop(q, k, v, log_alpha, state=S, reset=reset)
         return self.out(gated(self.norm(o).flatten(-2), g)), self.conv.joined(tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
-        like = self.factory_kwargs(device)
-        S = gate_loop.empty_state(batch, self.n_heads, self.d_key, self.d_value, **like)
-        return self.conv.joined(self.conv.init_state(batch, **like), S)
 
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return alpha_t of every key channel, which is 1 without a gate."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
-from linrec.ops.nonlinear_scan import nonlinear_scan
 
 __all__ = ["GRU"]
 
 
-class GRU(Mixer):
+class GRU(NonlinearMixer):
     """h_t = (1 - z_t) * n_t + z_t * h_{t-1}, where n_t reads h_{t-1} through the reset gate r_t.
 
     The parameters `rnn` are those of torch.nn.GRU, whose weights load. All start uniform in
@@ -32,7 +32,7 @@ class GRU(Mixer):
         d_model: width of the sequence and of the state.
         reset_after: whether r_t acts after U_n, as in torch and cuDNN, or before it, as in the paper. Before
             it, the loop always runs.
-        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
         ValueError: the mode does not exist.
@@ -48,17 +48,14 @@ class GRU(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(self, d_model: int, *, reset_after: bool = True, mode: str = "auto") -> None:
-        super().__init__(d_model)
-        nonlinear_scan.operator.check_mode(mode)
-        self.reset_after, self.mode = reset_after, mode
+        super().__init__(d_model, mode)
+        self.reset_after = reset_after
         self.rnn = RNNWeights("GRU", d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
+        start = self.started(x, state)
         return run_torch_rnn(self.rnn, self._cell, x, start, reset, self.mode, fused=self.reset_after)
 
     def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, c: Tensor) -> Tensor:
@@ -73,7 +70,3 @@ class GRU(Mixer):
         else:
             n = torch.tanh(W_n + functional.linear(r * h, U_n, c_n))
         return (1 - z) * n + z * h
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.cells import beside_times, gru_gates
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer, beside_times, gru_gates
+from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import require
 
 __all__ = ["GRUD"]
 
 
-class GRUD(Mixer):
+class GRUD(NonlinearMixer):
     """h^_t = exp(-max(0, W delta_t + b)) * h_{t-1}, h_t = GRU(x^_t, h^_t): a state that decays with time.
 
     With irregular steps, `dt` is the time in the decays. Without them, it is 1.
@@ -47,7 +46,7 @@ class GRUD(Mixer):
         d_model: width of the sequence and of h.
         missing: whether the second half of the channels of x is a mask.
         keep_decayed: whether h_t keeps h^_t, as in the paper. The released code keeps h_{t-1} in its place.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `d_model` is odd with `missing`, or the mode does not exist.
@@ -64,20 +63,18 @@ class GRUD(Mixer):
         (torch.Size([2, 10, 16]), torch.Size([2, 32]))
     """
 
-    recurrence = "nonlinear_scan"
     takes_dt = True
     mean: Tensor
 
     def __init__(
         self, d_model: int, *, missing: bool = False, keep_decayed: bool = True, mode: str = "auto"
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, (2 if missing else 1) * d_model)
         require(
             not missing or d_model % 2 == 0,
             f"`d_model` must be even with `missing=True`, for inputs and their mask; got {d_model}.",
         )
-        nonlinear_scan.operator.check_mode(mode)
-        self.missing, self.keep_decayed, self.mode = missing, keep_decayed, mode
+        self.missing, self.keep_decayed = missing, keep_decayed
 
         n = d_model // 2 if missing else d_model
         self.W = nn.Linear(n, 3 * d_model)
@@ -97,7 +94,6 @@ class GRUD(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last state (b, d_model); with `missing`, (b, 2 d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         n = self.d_model // 2 if self.missing else 1
         weights = [matrix(self.U, self.d_model, x.device), *affine_map(self.gamma, n, x.device)]
         if self.missing:
@@ -110,7 +106,7 @@ class GRUD(Mixer):
             ]
         inputs = beside_times(x if self.missing else self.W(x), dt)
         cell = self._with_missing_values if self.missing else self._cell
-        h, state = nonlinear_scan(cell, inputs, weights, state=start, reset=reset, mode=self.mode)
+        h, state = self.nonlinear_scan(cell, inputs, weights, state=state, reset=reset)
         return h[..., : self.d_model].to(x.dtype), state
 
     def _with_missing_values(
@@ -145,8 +141,3 @@ class GRUD(Mixer):
         decayed = torch.exp(-torch.relu(functional.linear(delta, W_gamma, b_gamma))) * h
         z, content = gru_gates(driven, decayed, U)
         return (1 - z) * (decayed if self.keep_decayed else h) + z * content
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model), or (batch, 2 d_model) with `missing`."""
-        width = 2 * self.d_model if self.missing else self.d_model
-        return torch.zeros(batch, width, **self.factory_kwargs(device))

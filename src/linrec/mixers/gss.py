@@ -54,7 +54,6 @@ class GSS(Mixer):
         Mehta and others (2022), the pseudocode of the layer, of its state space and of the kernel.
 
     Example:
-        >>> import torch
         >>> mixer = GSS(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype
@@ -105,8 +104,3 @@ class GSS(Mixer):
         y, state = diagonal_ssm(u, a, b, C, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(self.c(y) * v), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_ssm, N), complex."""
-        kwargs = self.factory_kwargs(device, is_complex=True)
-        return diagonal_ssm.empty_state(batch, self.d_ssm, self.d_state, **kwargs)

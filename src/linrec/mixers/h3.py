@@ -65,7 +65,6 @@ class H3(Mixer):
         come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = H3(16, n_heads=4, d_state=8)
         >>> y, (tail, x) = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, tail.shape, x.shape
@@ -145,13 +144,6 @@ class H3(Mixer):
 
         o = (q.movedim(3, 1)[:, :, None] * KV.unflatten(0, rows)).sum(1)
         return self.out(o.movedim(1, 3).flatten(2)), (tail, S.unflatten(0, rows))
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, N - 1, d_model) and (batch, d_head, d_head, n_heads, n)."""
-        kwargs = self.factory_kwargs(device)
-        tail = long_conv.empty_state(batch, self.d_state - 1, self.d_model, **kwargs)
-        S = self.diagonal.init_state(batch * self.d_head**2, **kwargs)
-        return tail, S.unflatten(0, (batch, self.d_head, self.d_head))
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over heads of |K_{n-m} Q_n Kbar_m|, which V_m is multiplied by; K is SSM_diag's."""

@@ -14,7 +14,6 @@ blocks is Hawk; Griffin has local attention in every third layer.
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start, Variant
@@ -136,8 +135,3 @@ class Hawk(Mixer):
         v, tail = self.conv(self.u(x), tail, reset=reset)
         y, h = self.rg_lru(v, h, reset=reset)
         return self.out(g * y), self.conv.joined(tail, h)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, conv_size - 1, d_rnn), and the start of the recurrence."""
-        h = self.rg_lru.init_state(batch, device=device)
-        return self.conv.joined(self.conv.init_state(batch, **self.factory_kwargs(device)), h)

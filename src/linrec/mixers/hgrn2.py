@@ -86,7 +86,6 @@ class HGRN2(Mixer):
         section 3.2, for the lower bounds and the output.
 
     Example:
-        >>> import torch
         >>> mixer = HGRN2(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -143,12 +142,6 @@ class HGRN2(Mixer):
         y, h = gate_loop(o, rest.to(i.dtype), i, log_g, state=h, reset=reset)
         return self.out(self.norm(y.flatten(-2))), self.conv.joined(tail, h)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, d, d); with a convolution, (batch, conv_size - 1, c) and these."""
-        like = self.factory_kwargs(device)
-        h = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return self.conv.joined(self.conv.init_state(batch, **like), h)
-
     @classmethod
     def share(cls, layers: "Sequence[HGRN2]") -> None:
         """Share lower bounds over the stack; see `linrec.nn.decays.share_lower_bounds`."""
@@ -159,10 +152,6 @@ def log_bounded(
     mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
 ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
     """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
-
-    Args:
-        mu: logits (.., d).
-        bound: lower bounds in [0, 1), (d,).
 
     Example:
         >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))

@@ -102,7 +102,6 @@ class HGRU(Mixer):
         and uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = HGRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -223,12 +222,6 @@ class HGRU(Mixer):
         if self.gate_before_norm:
             return self.out(self.norm(gated(o, g, activation))), state
         return self.out(gated(self.norm(o), g, activation)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state) of the dtype of h; with a convolution, its tail and these."""
-        like = self.factory_kwargs(device, is_complex=self.is_complex)
-        h = scan.empty_state(batch, self.d_state, **like)
-        return self.conv.joined(self.conv.init_state(batch, **self.factory_kwargs(device)), h)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:

@@ -105,7 +105,6 @@ class Hyena(Mixer):
         filters.
 
     Example:
-        >>> import torch
         >>> mixer = Hyena(16, length=64)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.tail.shape, [inputs.shape for inputs in state.filters]

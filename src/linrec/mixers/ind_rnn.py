@@ -64,7 +64,6 @@ class IndRNN(Mixer):
         the released code is Sunnydreamrain/IndRNN_pytorch.
 
     Example:
-        >>> import torch
         >>> mixer = IndRNN(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

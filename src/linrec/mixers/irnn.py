@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import matrix
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive
 
 __all__ = ["IncrementalRNN"]
@@ -27,7 +27,7 @@ __all__ = ["IncrementalRNN"]
 Activation = Literal["relu", "tanh"]
 
 
-class IncrementalRNN(Mixer):
+class IncrementalRNN(NonlinearMixer):
     """h_t = g_K, K Euler steps of g' = phi(U (g + h_{t-1}) + W x_t + b) - alpha (g + h_{t-1}) from g = 0.
 
     W and U start at Gaussian values of standard deviation `std`, and b at zero, as in the authors' code of a
@@ -41,7 +41,7 @@ class IncrementalRNN(Mixer):
         alpha: decay of the ordinary differential equation.
         eta_init: initial length of all inner steps; None means 1 / K.
         std: standard deviation of the initial W and U.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a number is out of range.
@@ -57,8 +57,6 @@ class IncrementalRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -70,13 +68,12 @@ class IncrementalRNN(Mixer):
         std: float = 0.1,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         at_least(1, most=COUNT, n_steps=n_steps)
         choice(Activation, activation=activation)
         at_least(0, alpha=alpha, std=std)
         positive(eta_init=eta_init, or_none=True)
-        nonlinear_scan.operator.check_mode(mode)
-        self.phi, self.alpha, self.mode = ACTIVATIONS[activation], alpha, mode
+        self.phi, self.alpha = ACTIVATIONS[activation], alpha
 
         self.W = nn.Linear(d_model, d_model)
         self.U = nn.Linear(d_model, d_model, bias=False)
@@ -90,7 +87,7 @@ class IncrementalRNN(Mixer):
         """Return h of every step, and the last h (b, d_model)."""
         # clones, because an exported loop refuses parameters that share memory
         parameters = matrix(self.U, self.d_model, x.device), *(eta_i.clone() for eta_i in self.eta)
-        return nonlinear_scan(self._cell, self.W(x), parameters, state=state, reset=reset, mode=self.mode)
+        return self.nonlinear_scan(self._cell, self.W(x), parameters, state=state, reset=reset)
 
     def _cell(self, h: Tensor, Wx: Tensor, U: Tensor, *eta: Tensor) -> Tensor:
         """Return h_t."""
@@ -98,7 +95,3 @@ class IncrementalRNN(Mixer):
         for eta_i in eta:
             g = g + eta_i * (self.phi(functional.linear(g + h, U) + Wx) - self.alpha * (g + h))
         return g
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -91,7 +91,6 @@ class KimiDeltaAttention(Mixer):
         Kimi Team (2025), sections 3 and 4. Constants missing in the paper come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = KimiDeltaAttention(64, n_heads=4)
         >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, S.shape
@@ -172,9 +171,3 @@ class KimiDeltaAttention(Mixer):
         g = None if self.gate is None else self.gate(x)
         o = gated(self.norm(o).flatten(-2).to(x.dtype), g, torch.sigmoid)
         return self.out(o), self.conv.joined(tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
-        factory = self.factory_kwargs(device)
-        S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
-        return self.conv.joined(self.conv.init_state(batch, **factory), S)

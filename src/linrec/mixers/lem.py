@@ -12,15 +12,15 @@ time steps of every channel: an ordinary differential equation with many time sc
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.projections import matrix
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import require
 
 __all__ = ["LEM"]
 
 
-class LEM(Mixer):
+class LEM(NonlinearMixer):
     """z_t and y_t relax towards tanh of each other and of x_t, with time steps Dt <= dt that y and x choose.
 
     | task of the paper | arguments |
@@ -34,13 +34,12 @@ class LEM(Mixer):
     | EigenWorms, 32 channels | `dt=0.00017` |
 
     All weights and biases start uniform in +- d_model^(-1/2), as in the released code. Its plain torch cell
-    has two biases in every sum; its CUDA code and this mixer have the one of the paper. `mode` is that of
-    `linrec.ops.nonlinear_scan`; a state has 2 d_model channels.
+    has two biases in every sum; its CUDA code and this mixer have the one of the paper.
 
     Args:
         d_model: width of the sequence, and of y and z.
         dt: largest time step, in (0, 1]. The states then stay within [-1, 1].
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `dt` is out of range, or the mode does not exist.
@@ -55,13 +54,10 @@ class LEM(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 128]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(self, d_model: int, *, dt: float = 1.0, mode: str = "auto") -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, 2 * d_model)
         require(0 < dt <= 1, f"`dt` must be in (0, 1]; got {dt}.")
-        nonlinear_scan.operator.check_mode(mode)
-        self.dt, self.mode = dt, mode
+        self.dt = dt
 
         # in the order of the released code: V_2, V_1, V_y, V_z; W_2, W_1, W_z
         self.V = nn.Linear(d_model, 4 * d_model)
@@ -72,9 +68,8 @@ class LEM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         weights = matrix(self.W, self.d_model, x.device), matrix(self.W_y, self.d_model, x.device)
-        zy, state = nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
+        zy, state = self.nonlinear_scan(self._cell, self.V(x), weights, state=state, reset=reset)
         return zy[..., self.d_model :], state
 
     def _cell(self, zy: Tensor, Vx: Tensor, W: Tensor, W_y: Tensor) -> Tensor:
@@ -86,7 +81,3 @@ class LEM(Mixer):
         z = (1 - step_z) * z + step_z * torch.tanh(Wy_z + Vx_z)
         y = (1 - step_y) * y + step_y * torch.tanh(z @ W_y.mT + Vx_y)
         return torch.cat([z, y], -1)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, 2 d_model)."""
-        return torch.zeros(batch, 2 * self.d_model, **self.factory_kwargs(device))

@@ -40,7 +40,6 @@ class LFM2(Mixer):
         LFM2 Technical Report (2025), the short-range blocks. Sizes come from the released code.
 
     Example:
-        >>> import torch
         >>> y, tail = LFM2(8)(torch.zeros(2, 10, 8))
         >>> y.shape, tail.shape
         (torch.Size([2, 10, 8]), torch.Size([2, 2, 8]))
@@ -60,10 +59,6 @@ class LFM2(Mixer):
         B, C, v = self.BCv(x).chunk(3, dim=-1)
         h, tail = self.conv(B * v, state, reset=reset)
         return self.out((C * h).to(x.dtype)), tail
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, L - 1, d_model)."""
-        return self.conv.init_state(batch, **self.factory_kwargs(device))
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |C_n w_{n-m} B_m|."""

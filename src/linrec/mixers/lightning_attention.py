@@ -52,7 +52,6 @@ class LightningAttention(Mixer):
         MiniMax (2025), section 2.2; activations, slopes, norm and gate are from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = LightningAttention(64, n_heads=4)
         >>> y, S = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, S.shape
@@ -94,11 +93,6 @@ class LightningAttention(Mixer):
         o, state = gate_loop(q, k, v, log_decay, state=state, reset=reset)
         o = gated(self.norm(o.flatten(-2)).to(x.dtype), g, torch.sigmoid)
         return self.out(o), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv)."""
-        factory = self.factory_kwargs(device)
-        return gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **factory)
 
     def place(self, layer: int, n_layers: int) -> None:
         """Weaken the decays by the layer's place among the layers of all kinds."""

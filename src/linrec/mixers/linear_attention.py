@@ -125,7 +125,6 @@ class LinearAttention(Mixer):
         Transformers are RNNs (Katharopoulos and others, 2020), sections 3.2 to 3.4.
 
     Example:
-        >>> import torch
         >>> mixer = LinearAttention(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from linrec.nn.mixer import State
 from linrec.nn.orthogonal import SkewFieldMixer, field
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice, positive
 
 __all__ = ["LipschitzRNN"]
@@ -34,8 +33,7 @@ class LipschitzRNN(SkewFieldMixer):
 
     The settings are in the released code; those of the antisymmetric RNN are in the Noisy RNN's. Initial
     values too: M_A and M_W are normal with standard deviation `init_std` / d_model, and U and b are of
-    torch's Linear. `mode` is that of `linrec.ops.nonlinear_scan`. With noise in training, this network is
-    `linrec.mixers.noisy_rnn`.
+    torch's Linear. With noise in training, this network is `linrec.mixers.noisy_rnn`.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -45,7 +43,7 @@ class LipschitzRNN(SkewFieldMixer):
         alpha: factor of A h; the ablation without A is 0.
         solver: "euler" or "midpoint".
         init_std: scale of the initial M_A and M_W.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the solver or the mode does not exist.
@@ -83,7 +81,7 @@ class LipschitzRNN(SkewFieldMixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         weights = self.matrices()
-        return nonlinear_scan(self._cell, self.U(x), weights, state=state, reset=reset, mode=self.mode)
+        return self.nonlinear_scan(self._cell, self.U(x), weights, state=state, reset=reset)
 
     def _cell(self, h: Tensor, Ux: Tensor, A: Tensor, W: Tensor) -> Tensor:
         """Return h_t."""

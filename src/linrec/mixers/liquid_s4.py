@@ -76,7 +76,6 @@ class LiquidS4(Mixer):
         Hasani, Lechner, Wang, Chahine, Amini and Rus (2022), its kernels KB and PB.
 
     Example:
-        >>> import torch
         >>> mixer = LiquidS4(16, d_state=8, degree=3)
         >>> y, (products, x) = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, products.shape, x.shape
@@ -144,12 +143,6 @@ class LiquidS4(Mixer):
                 more, end = diagonal_ssm(product, Abar, power, C, reset=reset, mode=mode)
                 y, S = y + more, S + end
         return self.out(y), (torch.stack(lasts, 1), S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, P - 1, d_model) and (batch, d_model, n), as `linrec.mixers.s4d.S4D`."""
-        kwargs = self.factory_kwargs(device)
-        products = torch.zeros(batch, self.degree - 1, self.d_model, **kwargs)
-        return products, self.ssm.init_state(batch, **kwargs)
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |K_(n - m)|, of the kernel of u alone, without D and products."""

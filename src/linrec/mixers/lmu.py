@@ -86,7 +86,6 @@ class LMU(Mixer):
         Legendre Memory Unit Training (2021).
 
     Example:
-        >>> import torch
         >>> mixer = LMU(16, order=8, theta=40, d_memory=4)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape

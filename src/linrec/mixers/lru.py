@@ -72,7 +72,6 @@ class LRU(Mixer):
         (Qin, Yang and Zhong, 2023), section 4.3, table 8.
 
     Example:
-        >>> import torch
         >>> mixer = LRU(64, d_state=32, r_min=0.9, r_max=0.999)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -142,10 +141,6 @@ class LRU(Mixer):
         h, state = scan(Lambda, torch.view_as_complex(Bx), state=state, reset=reset)
         y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
         return y + self.D * x, state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state), complex."""
-        return scan.empty_state(batch, self.d_state, **self.factory_kwargs(device, is_complex=True))
 
 
 def _ring(n: int, r_min: float, r_max: float, max_phase: float) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,6 @@ class LSLSTM(Mixer):
         of eamartin/parallelizing_linear_rnns; refine gate and uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = LSLSTM(64)
         >>> y, (surrogate, c) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, surrogate.shape, c.shape
@@ -126,8 +125,3 @@ class LSLSTM(Mixer):
         cells, c = scan(f, (i * z).to(f.dtype), state=c, reset=reset)
         h = o * cells.to(x.dtype)
         return h if self.out is None else self.out(h), (last, c)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model), twice."""
-        c = scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
-        return self.surrogate.init_state(batch, device=device), c

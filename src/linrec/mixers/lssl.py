@@ -75,7 +75,6 @@ class LSSL(Mixer):
         LSSL (Gu, Johnson, Goel, Saab, Dao, Rudra and Ré, 2021).
 
     Example:
-        >>> import torch
         >>> mixer = LSSL(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape
@@ -141,10 +140,6 @@ class LSSL(Mixer):
         y, state = dense_ssm(u, Abar, Bbar, self.C.to(dtype), state=state, reset=reset, mode=self.mode)
         y = (y + self.D.to(y.dtype) * u[..., None]).flatten(-2)
         return self.out(y), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N)."""
-        return dense_ssm.empty_state(batch, self.d_model, self.d_state, **self.factory_kwargs(device))
 
 
 class QuasiSeparable(Float32Module):

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least
 
 __all__ = ["LSTM"]
 
 
-class LSTM(Mixer):
+class LSTM(NonlinearMixer):
     """s_t = f_t * s_{t-1} + i_t * g_t, h_t = o_t * tanh(s_t): the gates read x_t and h_{t-1}.
 
     The parameters `rnn` are those of torch.nn.LSTM, whose weights load. In mode "auto", calls without resets
@@ -33,7 +33,7 @@ class LSTM(Mixer):
         d_model: width of the sequence, of h and of s.
         forget_bias: initial b_f + c_f, such as 1, which Jozefowicz and others recommend. None leaves all
             parameters uniform in +- 1 / sqrt(d_model), as in torch.
-        mode: how the recurrence runs: "auto", or a mode of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
         ValueError: `forget_bias` is negative or not finite, or the mode does not exist.
@@ -50,13 +50,9 @@ class LSTM(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 128]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(self, d_model: int, *, forget_bias: float | None = None, mode: str = "auto") -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, 2 * d_model)
         at_least(0, forget_bias=forget_bias, or_none=True, cure="Pass 1, so that memories last at first.")
-        nonlinear_scan.operator.check_mode(mode)
-        self.mode = mode
 
         self.rnn = RNNWeights("LSTM", d_model)
         if forget_bias is not None:
@@ -66,7 +62,7 @@ class LSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and s, joined (b, 2 d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
+        start = self.started(x, state)
         return run_torch_rnn(self.rnn, self._cell, x, start, reset, self.mode)
 
     @staticmethod
@@ -76,7 +72,3 @@ class LSTM(Mixer):
         i, f, g, o = (Wx + functional.linear(h, U, c)).chunk(4, -1)
         s = torch.sigmoid(f) * s + torch.sigmoid(i) * torch.tanh(g)
         return torch.cat([torch.sigmoid(o) * torch.tanh(s), s], -1)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, 2 d_model)."""
-        return torch.zeros(batch, 2 * self.d_model, **self.factory_kwargs(device))

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.cells import beside_times
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer, beside_times
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least
 
 __all__ = ["LTC"]
@@ -27,7 +26,7 @@ EPSILON = 1e-8
 """Conductance that the released code adds to the denominator."""
 
 
-class LTC(Mixer):
+class LTC(NonlinearMixer):
     """c_i dv_i/dt = g_i (L_i - v_i) + synapses: neurons whose time constants depend on their inputs.
 
     The fused steps are implicit in v_i and explicit in the synapses, so they are stable for every dt.
@@ -40,12 +39,12 @@ class LTC(Mixer):
     [-0.2, 0.2], sigma in [3, 8] and mu in [0.3, 0.8]. E is 1 for two thirds of the synapses, and -1 for the
     others. No parameter has weight decay.
 
-    Each of the K steps takes d_model^2 numbers for each row. `mode` is that of `linrec.ops.nonlinear_scan`.
+    Each of the K steps takes d_model^2 numbers for each row.
 
     Args:
         d_model: width of the sequence, and number of neurons.
         n_steps: fused steps K of each step.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `n_steps` is below 1, or the mode does not exist.
@@ -61,14 +60,12 @@ class LTC(Mixer):
         (torch.Size([2, 10, 16]), torch.Size([2, 16]))
     """
 
-    recurrence = "nonlinear_scan"
     takes_dt = True
 
     def __init__(self, d_model: int, *, n_steps: int = 6, mode: str = "auto") -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         at_least(1, most=COUNT, n_steps=n_steps)
-        nonlinear_scan.operator.check_mode(mode)
-        self.n_steps, self.mode = n_steps, mode
+        self.n_steps = n_steps
 
         self.c = nn.Parameter(torch.empty(d_model).uniform_(0.4, 0.6))
         self.g = nn.Parameter(torch.empty(d_model).uniform_(0.001, 1))
@@ -91,8 +88,7 @@ class LTC(Mixer):
         c, g, w = map(functional.softplus, (self.c, self.g, self.w))
         parameters = c, g, self.L, w, self.sigma, self.mu, self.E
         inputs = beside_times(self.scale[0] * x + self.offset[0], dt)
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
-        v, state = nonlinear_scan(self._cell, inputs, parameters, state=start, reset=reset, mode=self.mode)
+        v, state = self.nonlinear_scan(self._cell, inputs, parameters, state=state, reset=reset)
         return (self.scale[1] * v + self.offset[1]).to(x.dtype), state
 
     def _cell(
@@ -120,7 +116,3 @@ class LTC(Mixer):
             pull, opened = synapses(v, 0)
             v = (c * v + D * (g * L + pull + pull_x)) / (c + D * (g + opened + open_x + EPSILON))
         return v
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -99,7 +99,6 @@ class Mamba(Mixer):
         from the released code.
 
     Example:
-        >>> import torch
         >>> y, (tail, h) = Mamba(64)(torch.zeros(2, 10, 64))
         >>> y.shape, tail.shape, h.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 3, 128]), torch.Size([2, 128, 16]))
@@ -226,9 +225,3 @@ class Mamba(Mixer):
             y = y if self.D is None else y + self.D.to(x.dtype) * x
         y = self.out((y * functional.silu(z)).to(u.dtype))
         return y, self.conv.joined(tail, h)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (b, channels, N); with a convolution, (b, conv_size - 1, channels) too."""
-        of_state = self.factory_kwargs(device)
-        h = selective_scan.empty_state(batch, self.d_inner, self.d_state, **of_state)
-        return self.conv.joined(self.conv.init_state(batch, **of_state), h)

@@ -98,7 +98,6 @@ class Mamba2(Mixer):
         Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = Mamba2(64, d_state=16)
         >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, tail.shape, S.shape
@@ -208,12 +207,6 @@ class Mamba2(Mixer):
         y, gate = Y.flatten(-2), functional.silu(z)
         y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
         return self.out(y.to(x.dtype)), self.conv.joined(tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (b, h, N, P); with a convolution, (b, conv_size - 1, channels) too."""
-        of_state = self.factory_kwargs(device)
-        S = gate_loop.empty_state(batch, self.n_heads, self.phi.d_features, self.d_head, **of_state)
-        return self.conv.joined(self.conv.init_state(batch, **of_state), S)
 
     def _of_heads(self, x: Tensor, width: int) -> Tensor:
         """Return `x` (b, t, groups times width) as (b, t, h, width), the heads of a group alike."""

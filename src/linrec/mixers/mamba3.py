@@ -141,7 +141,6 @@ class Mamba3(Mixer):
         and initial values come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = Mamba3(64, d_state=16)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.memory.S.shape, state.Phi.shape
@@ -244,13 +243,6 @@ class Mamba3(Mixer):
         y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
         return self.out(y.to(x.dtype)), Mamba3State(memory, Phi)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros."""
-        like = self.factory_kwargs(device)
-        memory = TrapezoidState.zeros(batch, self.n_heads, self.d_state, self.d_head, **like)
-        Phi = torch.zeros(batch, self.n_heads * self.pairs, **like) if self.pairs else None
-        return Mamba3State(memory, Phi)
-
     def transitions(self, x: Tensor) -> Transitions:
         """Return alpha, and the angles by which the channels of B and C turn, 0 where they do not."""
         call, notes = self._memory(x, None)
@@ -292,24 +284,9 @@ def trapezoidal_gate_loop(
         G_t = a_t G_{t-1} + (a_t gamma_{t-1} + beta_t) k_{t-1}^T v_{t-1}
         y_t = q_t G_t + gamma_t (q_t k_t^T) v_t
 
-    A call starts from G_0 = S_0 with gamma_0 = 0. The first step of a sequence has no step before.
-
-    Args:
-        q: queries, in float32 or float64.
-        k: keys, likewise.
-        v: values, in any precision. The operator runs in the precision of `v`.
-        log_decay: log a_t <= 0, per head.
-        dt: step sizes.
-        weight: weight of the current step in [0, 1], per step and head or a constant; 1 is Euler's rule, 1/2
-            the trapezoidal rule with equal weights.
-        state: the state that an earlier call returned; None means zeros.
-        reset: steps that start a new sequence.
-
-    Returns:
-        y in the precision of `q`, and the state.
-
-    Raises:
-        ValueError: the steps of a sequence are split over processes.
+    A call starts from G_0 = S_0 with gamma_0 = 0. The first step of a sequence has no step before. q and k
+    are in float32 or float64; the operator runs in the precision of v. dt is the step size, and `weight` in
+    [0, 1] the weight of the current step: 1 is Euler's rule, 1/2 the trapezoidal rule with equal weights.
 
     Source:
         Lahoti and others, Mamba-3 (2026), eq. 6 and 7.
@@ -340,12 +317,7 @@ def trapezoidal_gate_loop(
 
 
 def trapezoid_mixing(call: Call | None, notes: dict[str, Tensor]) -> Float[Tensor, "b t t"]:
-    """Return how much of the value of step m is in step n, the mean over heads of the weights' magnitudes.
-
-    Args:
-        call: the recorded call of `gate_loop` in `trapezoidal_gate_loop`.
-        notes: the values noted in the same run.
-    """
+    """Return `inspection.token_mixing` of `trapezoidal_gate_loop`, from its call of `gate_loop` and notes."""
     mixing = inspection.token_mixing(call, notes)
     assert mixing is not None
     # the operator's value of step m is v of step m - 1

@@ -110,7 +110,6 @@ class Mega(Mixer):
         Mega (Ma and others, 2022), its moving average, gated attention and Mega-chunk.
 
     Example:
-        >>> import torch
         >>> mixer = Mega(16, n_averages=4, d_qk=8, chunk_size=4)
         >>> y, state = mixer(torch.zeros(2, 10, 16))
         >>> y.shape, state.h.shape, state.cache.v.shape, state.position

@@ -62,7 +62,6 @@ class MinGRU(Mixer):
         uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = MinGRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
@@ -117,7 +116,3 @@ class MinGRU(Mixer):
             h = h + start
         h = h.to(x.dtype)
         return h if self.y is None else self.y(h), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state)."""
-        return scan.empty_state(batch, self.d_state, **self.factory_kwargs(device))

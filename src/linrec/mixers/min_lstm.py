@@ -68,7 +68,6 @@ class MinLSTM(Mixer):
         and uniform initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = MinLSTM(64, forget_bias=2.0)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
@@ -133,7 +132,3 @@ class MinLSTM(Mixer):
             h = h + start
         h = h.to(x.dtype)
         return h if self.y is None else self.y(h), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state)."""
-        return scan.empty_state(batch, self.d_state, **self.factory_kwargs(device))

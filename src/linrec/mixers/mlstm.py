@@ -101,7 +101,6 @@ class MLSTM(Mixer):
         in the paper come from the released code, which also adds 1e-6 to the stabilised denominator.
 
     Example:
-        >>> import torch
         >>> mixer = MLSTM(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.memory.shape, state.largest.shape

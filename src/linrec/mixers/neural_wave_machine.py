@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
-from linrec.nn.mixer import Mixer, State
-from linrec.ops.nonlinear_scan import nonlinear_scan
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.rules import at_least, choice, divisor, positive, require
 
 __all__ = ["NeuralWaveMachine"]
@@ -23,7 +23,7 @@ __all__ = ["NeuralWaveMachine"]
 Neighbours = Literal["square", "row"]
 
 
-class NeuralWaveMachine(Mixer):
+class NeuralWaveMachine(NonlinearMixer):
     """z_t = z + dt (tanh(w_y @ y + w_z @ z + V x_t + b) - gamma y - eps z), y_t = y + dt z_t, on a grid.
 
     | task of the released code | arguments |
@@ -33,8 +33,7 @@ class NeuralWaveMachine(Mixer):
     | adding, 121 channels | `dt=0.016, gamma=94.5, epsilon=9.5` |
 
     V starts as torch's Linear, the kernels as those of torch's Conv2d with one channel. The released code has
-    two more biases, of its two convolutions. `mode` is that of `linrec.ops.nonlinear_scan`; a state has
-    2 d_model channels.
+    two more biases, of its two convolutions.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
@@ -44,7 +43,7 @@ class NeuralWaveMachine(Mixer):
         rows: rows of the grid; None is the largest divisor of d_model up to its square root, which must not
             be 1. 1 is a ring, whose oscillators have neighbours on two sides.
         neighbours: "square" for 3 x 3 oscillators, or "row" for 1 x 3.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, `rows` does not divide `d_model`, or the neighbours or the mode
@@ -61,8 +60,6 @@ class NeuralWaveMachine(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 128]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -74,13 +71,12 @@ class NeuralWaveMachine(Mixer):
         neighbours: Neighbours = "square",
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, 2 * d_model)
         positive(dt=dt)
         at_least(0, gamma=gamma, epsilon=epsilon)
         divisor("d_model", d_model, rows=rows, or_none=True)
         choice(Neighbours, neighbours=neighbours)
-        nonlinear_scan.operator.check_mode(mode)
-        self.dt, self.gamma, self.epsilon, self.mode = dt, gamma, epsilon, mode
+        self.dt, self.gamma, self.epsilon = dt, gamma, epsilon
         self.rows = max(n for n in range(1, d_model + 1) if d_model % n == 0 and n * n <= d_model)
         self.rows = self.rows if rows is None else rows
         require(
@@ -97,8 +93,7 @@ class NeuralWaveMachine(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y, joined (b, 2 d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
-        zy, state = nonlinear_scan(self._cell, self.V(x), self.w, state=start, reset=reset, mode=self.mode)
+        zy, state = self.nonlinear_scan(self._cell, self.V(x), self.w, state=state, reset=reset)
         return zy[..., self.d_model :], state
 
     def _cell(self, zy: Tensor, Vx: Tensor, w: Tensor) -> Tensor:
@@ -109,7 +104,3 @@ class NeuralWaveMachine(Mixer):
         force = torch.tanh(Vx + conv2d(grids, w).flatten(1)) - self.gamma * y
         z = z + self.dt * (force - self.epsilon * z)
         return torch.cat([z, y + self.dt * z], -1)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, 2 d_model)."""
-        return torch.zeros(batch, 2 * self.d_model, **self.factory_kwargs(device))

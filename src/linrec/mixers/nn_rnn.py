@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from linrec.nn.activations import modrelu
 from linrec.nn.added_loss import with_loss
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.orthogonal import Orthogonal, SkewInit
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import without_autocast
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, require
 
 __all__ = ["NNRNN"]
 
 
-class NNRNN(Mixer):
+class NNRNN(NonlinearMixer):
     """h_t = modrelu(x_t U + h_{t-1} P (Lambda + T) P^T): a matrix that may be far from normal.
 
     | task of the released code | arguments |
@@ -43,15 +43,14 @@ class NNRNN(Mixer):
     `corners=True`. Half of its angles are unused. A starts in uninitialised memory there, whatever
     initialisation is chosen.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`. V starts without contraction, so Newton's method needs many
-    iterations.
+    V starts without contraction, so Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state; even.
         init: of A, "cayley" or "henaff"; see `linrec.nn.orthogonal.Orthogonal`.
         corners: whether a learned number is added to the upper right entry of every block of Lambda.
         delta: weight of a loss delta sum (alpha - 1)^2, whose gradient joins every backward pass in training.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an odd `d_model`, a negative `delta`, or an unknown name.
@@ -67,8 +66,6 @@ class NNRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -78,13 +75,12 @@ class NNRNN(Mixer):
         delta: float = 0.0,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         require(
             d_model % 2 == 0, f"`d_model` must be even, for Lambda has blocks of 2 channels; got {d_model}."
         )
         at_least(0, delta=delta)
-        nonlinear_scan.operator.check_mode(mode)
-        self.delta, self.mode = delta, mode
+        self.delta = delta
 
         n = d_model // 2
         self.U = nn.Linear(d_model, d_model, bias=False)
@@ -107,7 +103,7 @@ class NNRNN(Mixer):
         with without_autocast(x.device.type):
             P = self.P()
             V = P @ self._schur() @ P.mT
-        h, state = nonlinear_scan(cell, self.U(x), (V, self.b), state=state, reset=reset, mode=self.mode)
+        h, state = self.nonlinear_scan(cell, self.U(x), (V, self.b), state=state, reset=reset)
         if self.delta and self.training and torch.is_grad_enabled():
             h = with_loss(h, self.delta * (self.alpha - 1).square().sum())
         return h, state
@@ -123,7 +119,3 @@ class NNRNN(Mixer):
         blocks = Lambda.new_zeros(n, n, 2, 2)
         blocks = blocks.index_put((i, j), self.T.to(Lambda.dtype)).index_put((k, k), Lambda)
         return blocks.transpose(1, 2).reshape(2 * n, 2 * n)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from linrec.nn.mixer import State
 from linrec.nn.orthogonal import SkewFieldMixer, field
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, positive, require
 
 __all__ = ["NoisyRNN"]
@@ -34,8 +33,8 @@ class NoisyRNN(SkewFieldMixer):
 
     The settings are in the released code. Initial values too: M_A and M_W are normal with standard deviation
     `init_std` / d_model, and U and b are of torch's Linear. d is marked as group "transition" without weight
-    decay. `mode` is that of `linrec.ops.nonlinear_scan`. Noise is drawn before the first iteration, so all
-    modes use the same noise. After `eval()`, the mixer is deterministic.
+    decay. Noise is drawn before the first iteration, so all modes use the same noise. After `eval()`, the
+    mixer is deterministic.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -47,7 +46,7 @@ class NoisyRNN(SkewFieldMixer):
         add_noise: standard deviation s_a of the added noise.
         mult_noise: s_m of the multiplied noise, from 0 to 1.
         init_std: scale of the initial M_A and M_W.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, or the mode does not exist.
@@ -94,14 +93,8 @@ class NoisyRNN(SkewFieldMixer):
         if self.training and (self.add_noise or self.mult_noise):
             m, n = 1 - self.mult_noise * torch.rand_like(Ux), torch.randn_like(Ux)
             inputs += [m, self.add_noise * n]
-        return nonlinear_scan(
-            self._cell,
-            torch.stack(inputs, 2),
-            (*self.matrices(), self.d),
-            state=self.init_state(x.shape[0], device=x.device) if state is None else state,
-            reset=reset,
-            mode=self.mode,
-        )
+        weights = *self.matrices(), self.d
+        return self.nonlinear_scan(self._cell, torch.stack(inputs, 2), weights, state=state, reset=reset)
 
     def _cell(self, h: Tensor, inputs: Tensor, A: Tensor, W: Tensor, d: Tensor) -> Tensor:
         """Return h_t."""

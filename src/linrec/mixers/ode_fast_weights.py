@@ -16,10 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.cells import Fixed, beside_times, solve
+from linrec.nn.cells import Fixed, NonlinearMixer, beside_times, solve
 from linrec.nn.head_sizes import split_width
-from linrec.nn.mixer import Mixer, State
-from linrec.ops.nonlinear_scan import nonlinear_scan
+from linrec.nn.mixer import State
 from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["OdeFastWeights"]
@@ -28,7 +27,7 @@ CHANNELS_PER_HEAD = 16
 Rule = Literal["hebb", "oja", "delta"]
 
 
-class OdeFastWeights(Mixer):
+class OdeFastWeights(NonlinearMixer):
     """W_t = ODESolve(learning rule of x_t, W_{t-1}, dt_t), y_t = O (W_t softmax(q_t)), in continuous time.
 
     With irregular steps, `dt` is the time that the learning rule runs. Without them, it is 1.
@@ -38,7 +37,7 @@ class OdeFastWeights(Mixer):
     projection of the input, which belongs to the block here. It starts at the weights that the first input
     makes, and reads the weights once, at the end.
 
-    All parameters start as in torch's Linear. `mode` is that of `linrec.ops.nonlinear_scan`.
+    All parameters start as in torch's Linear.
 
     Args:
         d_model: width of the sequence.
@@ -48,7 +47,7 @@ class OdeFastWeights(Mixer):
         tanh_after: with "delta", whether tanh is taken of v_t - W softmax(k_t), as above, or of v_t alone.
         solver: "euler", "midpoint" or "rk4"; see `linrec.nn.cells.solve`.
         n_steps: steps of the solver for each dt.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `n_heads` does not divide `d_model`, `n_steps` is below 1, or a name does not exist.
@@ -64,7 +63,6 @@ class OdeFastWeights(Mixer):
         (torch.Size([2, 10, 16]), torch.Size([2, 2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
     takes_dt = True
 
     def __init__(
@@ -78,15 +76,15 @@ class OdeFastWeights(Mixer):
         n_steps: int = 1,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        heads, width = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
+        super().__init__(d_model, mode, heads, width**2)
         at_least(1, most=COUNT, n_steps=n_steps)
         choice(Rule, rule=rule)
         choice(Fixed, solver=solver)
-        nonlinear_scan.operator.check_mode(mode)
-        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
+        self.n_heads, self.d_head = heads, width
         self.rule, self.tanh_after = rule, tanh_after
         self.solver: Fixed = solver
-        self.n_steps, self.mode = n_steps, mode
+        self.n_steps = n_steps
 
         # of each head: k, v and beta
         self.kvb = nn.Linear(d_model, 2 * d_model + self.n_heads)
@@ -97,9 +95,8 @@ class OdeFastWeights(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return y, and the last W (b, n_heads, d_head^2), row by row."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         inputs = beside_times(self.kvb(x), dt)
-        W, state = nonlinear_scan(self._cell, inputs, state=start, reset=reset, mode=self.mode)
+        W, state = self.nonlinear_scan(self._cell, inputs, state=state, reset=reset)
         q = self.q(x).unflatten(-1, (self.n_heads, self.d_head)).softmax(-1).to(W.dtype)
         read = (W.unflatten(-1, (self.d_head, self.d_head)) @ q[..., None])[..., 0]
         return self.out(read.flatten(-2).to(x.dtype)), state
@@ -121,7 +118,3 @@ class OdeFastWeights(Mixer):
             return (beta[..., None] * left[..., None] * right[..., None, :]).flatten(-2)
 
         return solve(learning_rule, W, dt, self.solver, n_steps=self.n_steps)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, n_heads, d_head^2)."""
-        return torch.zeros(batch, self.n_heads, self.d_head**2, **self.factory_kwargs(device))

@@ -17,16 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.extras import check_extra
-from linrec.nn.cells import ADAPTIVE, SOLVERS, Solver, beside_times, gru_gates, solve
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import ADAPTIVE, SOLVERS, NonlinearMixer, Solver, beside_times, gru_gates, solve
+from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive, require
 
 __all__ = ["OdeRNN"]
 
 
-class OdeRNN(Mixer):
+class OdeRNN(NonlinearMixer):
     """h'_t = ODESolve(f, h_{t-1}, dt_t), h_t = GRU(x_t, h'_t): a state that moves between observations.
 
     With irregular steps, `dt` is the time of the differential equation. Without them, it is 1.
@@ -47,7 +46,7 @@ class OdeRNN(Mixer):
         n_steps: steps of a fixed solver for each dt.
         rtol: relative tolerance of an adaptive solver.
         atol: absolute tolerance of an adaptive solver.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, the solver or the mode does not exist, or an adaptive solver has
@@ -65,7 +64,6 @@ class OdeRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
     takes_dt = True
 
     def __init__(
@@ -80,12 +78,11 @@ class OdeRNN(Mixer):
         atol: float = 1e-4,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         at_least(1, d_hidden=d_hidden)
         at_least(1, most=COUNT, n_layers=n_layers, n_steps=n_steps)
         positive(rtol=rtol, atol=atol)
         choice(SOLVERS, solver=solver)
-        nonlinear_scan.operator.check_mode(mode)
         if solver in ADAPTIVE:
             check_extra("ode", f'`solver="{solver}"`')
             require(
@@ -93,7 +90,7 @@ class OdeRNN(Mixer):
                 f'`mode` must be "auto" or "recurrent" with the adaptive solver {solver!r}; got {mode!r}.',
             )
         self.solver: Solver = solver
-        self.n_steps, self.rtol, self.atol, self.mode = n_steps, rtol, atol, mode
+        self.n_steps, self.rtol, self.atol = n_steps, rtol, atol
 
         self.widths = [d_model, *[d_hidden] * n_layers, d_model]
         self.f = nn.ModuleList(nn.Linear(n_in, n_out) for n_in, n_out in pairwise(self.widths))
@@ -109,12 +106,11 @@ class OdeRNN(Mixer):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         weights = [matrix(self.U, self.d_model, x.device)]
         for layer, width in zip(self.f, self.widths, strict=False):
             weights += affine_map(layer, width, x.device)
         inputs = beside_times(self.W(x), dt)
-        h, state = nonlinear_scan(self._cell, inputs, weights, state=start, reset=reset, mode=self.mode)
+        h, state = self.nonlinear_scan(self._cell, inputs, weights, state=state, reset=reset)
         return h.to(x.dtype), state
 
     def _cell(self, h: Tensor, inputs: Tensor, U: Tensor, *layers: Tensor) -> Tensor:
@@ -129,7 +125,3 @@ class OdeRNN(Mixer):
         h = solve(f, h, dt, self.solver, n_steps=self.n_steps, rtol=self.rtol, atol=self.atol)
         u, n = gru_gates(Wx, h, U)
         return u * h + (1 - u) * n
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

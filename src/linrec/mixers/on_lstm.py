@@ -16,15 +16,15 @@ chunks: the first chunks forget early, and the last chunks keep long constituent
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import divisor
 
 __all__ = ["OnLSTM"]
 
 
-class OnLSTM(Mixer):
+class OnLSTM(NonlinearMixer):
     """c_t = f^_t * c_{t-1} + i^_t * g_t, h_t = o_t * tanh(c_t): an LSTM whose gates are ordered.
 
     The paper's language model has 3 layers of 1150 channels in chunks of 10. All parameters start as in
@@ -34,7 +34,7 @@ class OnLSTM(Mixer):
         d_model: width of the sequence, of h and of c.
         chunk_size: channels C that share an entry of the master gates. None means 10 if 10 divides
             `d_model`, or else 1.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `chunk_size` does not divide `d_model`, or the mode does not exist.
@@ -50,14 +50,10 @@ class OnLSTM(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 128]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(self, d_model: int, *, chunk_size: int | None = None, mode: str = "auto") -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, 2 * d_model)
         divisor("d_model", d_model, chunk_size=chunk_size, or_none=True, cure="The paper's is 10.")
-        nonlinear_scan.operator.check_mode(mode)
         self.chunk_size = (1 if d_model % 10 else 10) if chunk_size is None else chunk_size
-        self.mode = mode
 
         # of i~, f~, o, g, i and f
         width = 2 * d_model // self.chunk_size + 4 * d_model
@@ -66,9 +62,8 @@ class OnLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and c, joined (b, 2 d_model)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
         U, c = affine_map(self.U, self.d_model, x.device)
-        hc, state = nonlinear_scan(self._cell, self.W(x) + c, U, state=start, reset=reset, mode=self.mode)
+        hc, state = self.nonlinear_scan(self._cell, self.W(x) + c, U, state=state, reset=reset)
         return hc[..., : self.d_model], state
 
     def _cell(self, hc: Tensor, Wx: Tensor, U: Tensor) -> Tensor:
@@ -83,10 +78,6 @@ class OnLSTM(Mixer):
         i = torch.sigmoid(i) * w + (master_i - w)
         c = f * c + i * torch.tanh(g)
         return torch.cat([torch.sigmoid(o) * torch.tanh(c), c], -1)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, 2 d_model)."""
-        return torch.zeros(batch, 2 * self.d_model, **self.factory_kwargs(device))
 
 
 def _cumsoftmax(x: Tensor) -> Tensor:

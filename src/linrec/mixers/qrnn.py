@@ -64,7 +64,6 @@ class QRNN(Mixer):
         initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = QRNN(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.tail.shape, state.cell.shape
@@ -120,9 +119,3 @@ class QRNN(Mixer):
         c = c.to(x.dtype)
         h = c if self.o is None else torch.sigmoid(self.o(X)) * c
         return h, QRNNState(tail, cell)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros."""
-        kwargs = self.factory_kwargs(device)
-        tail = None if self.width == 1 else torch.zeros(batch, self.width - 1, self.d_model, **kwargs)
-        return QRNNState(tail, scan.empty_state(batch, self.d_model, **kwargs))

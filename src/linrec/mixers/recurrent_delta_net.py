@@ -92,7 +92,6 @@ class RecurrentDeltaNet(Mixer):
         Processing (2024), section 3.
 
     Example:
-        >>> import torch
         >>> mixer = RecurrentDeltaNet(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.W.shape, state.y.shape, state.R

@@ -105,7 +105,6 @@ class ReLiT(Mixer):
         A survey (Tiezzi and others, 2024) has the idea in words. 2 / r makes the approximation one.
 
     Example:
-        >>> import torch
         >>> mixer = ReLiT(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
@@ -228,15 +227,6 @@ class ReLiT(Mixer):
         even = 1 - self.r % 2
         factors = (2 * term - even).clamp(min=0)
         return 2 * (self.r - 1), factors, torch.where(term == 0, 1 - even, 2).to(term)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, eta dk, dv + 1), or a `ReLiTState` of zeros."""
-        h, m, d, like = self.n_heads, self.d_features, self.d_head, self.factory_kwargs(device)
-        if not self.r:
-            return gate_loop.empty_state(batch, h, m, d + 1, **like)
-        n = self.r // 2 + 1
-        kk, vv = (gate_loop.empty_state(batch, h, *sizes, **like) for sizes in ((m, n), (n, d)))
-        return ReLiTState(kk, vv, scan.empty_state(batch, 1, **like))
 
     def transitions(self, x: Tensor) -> Transitions:
         """Return the decays of C, c = h eta dk dv; of AReLiT, 1 - gamma and 1 - beta, c = h (eta dk + dv)."""

@@ -94,7 +94,6 @@ class RetNet(Mixer):
         authors' torchscale.
 
     Example:
-        >>> import torch
         >>> mixer = RetNet(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -155,12 +154,6 @@ class RetNet(Mixer):
         else:
             y, state = rotary_gate_loop(self.rotary, q, k, v, log_gamma, state=state, reset=reset)
         return self.out(gated(self.norm(y).flatten(-2).to(x.dtype), g)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""
-        turns = self.rotary is not None
-        sizes = self.n_heads, self.d_key // 2 if turns else self.d_key, self.d_value
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=turns))
 
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return gamma and theta, constant in time; gamma is 1 with `decay="none"`."""

@@ -83,7 +83,6 @@ class RFA(Mixer):
         denominator are the released code's, which has no gate.
 
     Example:
-        >>> import torch
         >>> mixer = RFA(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
@@ -150,8 +149,3 @@ class RFA(Mixer):
             q, k, v.to(q), log_g, floor=self.floor, signed=False, state=state, reset=reset
         )
         return self.out(y.flatten(-2)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, m, dv + 1), of m = 2 D features, or D with "arc_cosine"."""
-        sizes = self.n_heads, self.phi.d_features, self.d_head
-        return normalized_gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))

@@ -74,7 +74,6 @@ class RGLRU(Mixer):
         Griffin (De and others, 2024), section 2.4; its code, google-deepmind/recurrentgemma.
 
     Example:
-        >>> import torch
         >>> mixer = RGLRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
@@ -142,11 +141,6 @@ class RGLRU(Mixer):
         note(gate=gain)
         y, h = scan(log_a.exp(), gain * x, state=h, reset=reset)
         return y.to(x.dtype), h if steps is None else (h, steps)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model); with `start="whole"`, these and (batch, 1)."""
-        h, steps = (scan.empty_state(batch, c, **self.factory_kwargs(device)) for c in (self.d_model, 1))
-        return h if self.start == "scaled" else (h, steps)
 
 
 def most_blocks(width: int) -> int:

@@ -96,7 +96,6 @@ class RWKV4(Mixer):
         comes from the authors' RWKV-LM.
 
     Example:
-        >>> import torch
         >>> mixer = RWKV4(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.last.shape, state.sums.shape

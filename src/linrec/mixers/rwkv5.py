@@ -78,7 +78,6 @@ class RWKV5(Mixer):
         authors' RWKV-LM.
 
     Example:
-        >>> import torch
         >>> mixer = RWKV5(64, n_heads=4)
         >>> y, (last, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, last.shape, S.shape
@@ -127,12 +126,6 @@ class RWKV5(Mixer):
         g = None if self.gate is None else self.gate(z[-1])
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         return self.out(gated(o, g)), self.shift.joined(last, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
-        like = self.factory_kwargs(device)
-        S = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return self.shift.joined(self.shift.init_state(batch, **like), S)
 
     @classmethod
     def share(cls, layers: "Sequence[RWKV5]") -> None:

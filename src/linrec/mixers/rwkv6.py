@@ -93,7 +93,6 @@ class RWKV6(Mixer):
         authors' RWKV-LM.
 
     Example:
-        >>> import torch
         >>> mixer = RWKV6(64, n_heads=4)
         >>> y, (last, S) = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, last.shape, S.shape
@@ -161,12 +160,6 @@ class RWKV6(Mixer):
         g = None if self.gate is None else self.gate(z["g"])
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         return self.out(gated(o, g)), self.shift.joined(last, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
-        like = self.factory_kwargs(device)
-        S = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return self.shift.joined(self.shift.init_state(batch, **like), S)
 
     @classmethod
     def share(cls, layers: "Sequence[RWKV6]") -> None:

@@ -88,7 +88,6 @@ class S4(Mixer):
         (Gu, Johnson, Timalsina, Rudra and Ré, 2022) for "legt" and "fout".
 
     Example:
-        >>> import torch
         >>> mixer = S4(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype
@@ -181,7 +180,3 @@ class S4(Mixer):
             y = y.squeeze(-1)
         y = y + self.D.to(y.dtype) * u
         return self.out(y), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, n_outputs d_model, N)."""
-        return dense_ssm.empty_state(batch, len(self.D), self.d_state, **self.factory_kwargs(device))

@@ -10,7 +10,6 @@ layer; A diagonal, B a column, C a row, D a number and dt the step size, all per
 y = K * u + D u with K_l = 2 Re(sum_n C_n Bbar_n Abar_n^l).
 """
 
-import torch
 from torch import Tensor
 
 from linrec.nn.channel_mixing import Output, PositionWise
@@ -132,7 +131,3 @@ class S4D(Mixer):
         else:
             y, state = self.ssm.irregular(u, dt, state=state, reset=reset)
         return self.out(y), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, n_outputs d_model, n): N / 2 complex numbers, or N real with `init="real"`."""
-        return self.ssm.init_state(batch, **self.factory_kwargs(device))

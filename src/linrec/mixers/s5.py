@@ -92,7 +92,6 @@ class S5(Mixer):
         the released code.
 
     Example:
-        >>> import torch
         >>> mixer = S5(16, d_state=8)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, state.dtype
@@ -188,7 +187,3 @@ class S5(Mixer):
         if self.output.startswith("half_glu"):
             return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, n), complex: n = d_state / 2 entries, or d_state without pairs."""
-        return scan.empty_state(batch, self.entries, **self.factory_kwargs(device, is_complex=True))

@@ -11,9 +11,8 @@ N = 2 it is H3 whose diagonal system is S5's and whose shift is a short convolut
 """
 
 import math
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
@@ -136,9 +135,3 @@ class S5Hyena(Mixer):
             z, after = s5(gate * z, before, reset=reset)
             states.append(after)
         return self.out(last * z), S5HyenaState(tail, tuple(states))
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return a tail of zeros, and zeros for each system."""
-        tail = self.conv.init_state(batch, **self.factory_kwargs(device))
-        systems = (s5.init_state(batch, device=device) for s5 in cast(list[S5], self.systems))
-        return S5HyenaState(tail, tuple(systems))

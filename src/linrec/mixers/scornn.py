@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import modrelu
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.orthogonal import Orthogonal
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import require
 
 __all__ = ["ScoRNN"]
 
 
-class ScoRNN(Mixer):
+class ScoRNN(NonlinearMixer):
     """h_t = modrelu(x_t U + h_{t-1} W), W = (I + A)^-1 (I - A) D: an orthogonal matrix by Cayley's map.
 
     | task of the released code | arguments |
@@ -32,14 +32,13 @@ class ScoRNN(Mixer):
 
     A starts in blocks [[0, s], [-s, 0]] with s = -tan(u / 2) and u uniform in [0, pi / 2], U uniform in
     [-0.01, 0.01], and b zero, as in the released code. A is in group "transition" without weight decay: the
-    released code trains it with a tenth of the learning rate of the other parameters, and RMSprop. `mode` is
-    that of `linrec.ops.nonlinear_scan`. An orthogonal W does not contract, so Newton's method needs many
-    iterations.
+    released code trains it with a tenth of the learning rate of the other parameters, and RMSprop. An
+    orthogonal W does not contract, so Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence and of the state.
         rho: entries -1 of D, its last entries. None is half of `d_model`, rounded down.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: `rho` is out of range, or the mode does not exist.
@@ -55,18 +54,16 @@ class ScoRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
     D: Tensor
 
     def __init__(self, d_model: int, *, rho: int | None = None, mode: str = "auto") -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         rho = d_model // 2 if rho is None else rho
         require(
             0 <= rho <= d_model,
             f"`rho` must be a number of channels in [0, `d_model` = {d_model}]; got {rho}. None is half.",
         )
-        nonlinear_scan.operator.check_mode(mode)
-        self.rho, self.mode = rho, mode
+        self.rho = rho
         self.U = nn.Linear(d_model, d_model, bias=False)
         nn.init.uniform_(self.U.weight, -0.01, 0.01)
         self.Z = Orthogonal(d_model, matrix_map="cayley")
@@ -80,12 +77,8 @@ class ScoRNN(Mixer):
             return modrelu(Ux + h @ W, b)
 
         parameters = self.Z() * self.D, self.b
-        return nonlinear_scan(cell, self.U(x), parameters, state=state, reset=reset, mode=self.mode)
+        return self.nonlinear_scan(cell, self.U(x), parameters, state=state, reset=reset)
 
     def constants(self) -> dict[str, Tensor]:
         """Return the diagonal of D."""
         return {"D": torch.cat([torch.ones(self.d_model - self.rho), -torch.ones(self.rho)])}
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

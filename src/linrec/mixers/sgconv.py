@@ -124,7 +124,6 @@ class SGConv(Mixer):
         Ré, 2022).
 
     Example:
-        >>> import torch
         >>> mixer = SGConv(16, length=256)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, mixer.filter.w.shape

@@ -103,7 +103,6 @@ class SLSTM(Mixer):
         block. Constants missing in the paper come from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = SLSTM(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.cell.shape

@@ -70,7 +70,6 @@ class SRU(Mixer):
         initialisation: Gu and others (2020).
 
     Example:
-        >>> import torch
         >>> mixer = SRU(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

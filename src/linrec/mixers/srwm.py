@@ -66,7 +66,6 @@ class SRWM(Mixer):
         Itself (2022); the initialisation comes from the released code.
 
     Example:
-        >>> import torch
         >>> mixer = SRWM(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape

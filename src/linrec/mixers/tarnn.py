@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import matrix
 from linrec.nn.token_shift import token_shift
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice
 
 __all__ = ["TARNN"]
@@ -42,7 +42,7 @@ class TARNNState(NamedTuple):
     x: Tensor
 
 
-class TARNN(Mixer):
+class TARNN(NonlinearMixer):
     """h_t = (1 - s_t) * h_{t-1} + s_t * g_K: K Euler steps of an ordinary differential equation, and a gate.
 
     All matrices start at Gaussian values of standard deviation 0.1, b at zero, and a at 0.01, as in the
@@ -57,7 +57,7 @@ class TARNN(Mixer):
         a_init: initial length of all inner steps.
         gate_inside: whether the gate acts in each inner step, g_i = g_{i-1} + a_i s_t * u_i, and h_t = g_K.
             b_s then starts at 0 in place of -3. This is `b_variant=False` of the released code.
-        mode: how the recurrence runs: "auto" is the loop of `linrec.ops.nonlinear_scan`.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: an unknown activation or mode, or a number is out of range.
@@ -73,8 +73,6 @@ class TARNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -85,12 +83,11 @@ class TARNN(Mixer):
         gate_inside: bool = False,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         at_least(1, most=COUNT, n_steps=n_steps)
         choice(Activation, activation=activation)
         at_least(0, a_init=a_init)
-        nonlinear_scan.operator.check_mode(mode)
-        self.phi, self.gate_inside, self.mode = ACTIVATIONS[activation], gate_inside, mode
+        self.phi, self.gate_inside = ACTIVATIONS[activation], gate_inside
 
         self.W_1 = nn.Linear(d_model, d_model)
         self.W_2, self.B_1, self.U_1, self.U_2, self.B_2 = (
@@ -107,7 +104,7 @@ class TARNN(Mixer):
 
     def mix(self, x: Tensor, state: TARNNState | None, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h and x."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
+        start = self.started(x, state)
         before, last = token_shift(x, start.x, reset=reset)
         inputs = torch.cat([self.W_s(x), self.W_1(x) + self.W_2(before), self.B_1(x)], -1)
         weights = [
@@ -115,9 +112,8 @@ class TARNN(Mixer):
         ]
         # clones, because an exported loop refuses parameters that share memory
         lengths = [a_i.clone() for a_i in self.a]
-        h, hidden = nonlinear_scan(
-            self._cell, inputs, (*weights, *lengths), state=start.h, reset=reset, mode=self.mode
-        )
+        parameters = *weights, *lengths
+        h, hidden = self.nonlinear_scan(self._cell, inputs, parameters, state=start.h, reset=reset)
         return h, TARNNState(hidden, last)
 
     def _cell(

@@ -101,7 +101,6 @@ class TNN(Mixer):
         the exponential decay bias; sizes come from the authors' code.
 
     Example:
-        >>> import torch
         >>> mixer = TNN(16)
         >>> y, state = mixer(torch.zeros(2, 50, 16))
         >>> y.shape, state.shape, mixer.filter.length

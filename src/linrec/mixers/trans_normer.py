@@ -102,7 +102,6 @@ class TransNormer(Mixer):
         TransNormer (Qin and others, The Devil in Linear Transformer, 2022) for the norm and the blocks.
 
     Example:
-        >>> import torch
         >>> mixer = TransNormer(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape, state.dtype
@@ -226,12 +225,7 @@ class TransNormer(Mixer):
 
 
 def first_state(cache: AttentionCache) -> AttentionState:
-    """Return the state at position 0.
-
-    Args:
-        cache: an empty one, of `softmax_attention.empty_state`. Its keys have 2 d channels with `theta`, and
-            d without.
-    """
+    """Return the state at position 0 of an empty cache, whose keys have 2 d channels with `theta`."""
     # later states say which cached steps are in the current block
     alive = cache.k.new_ones(cache.k.shape[:2], dtype=torch.bool)
     return AttentionState.first(cache._replace(alive=alive))
@@ -253,19 +247,7 @@ def block_attention(
         o_s = sum_t softmax_t(a_st) v_t,    t <= s, t in the block of s
 
     Blocks are counted from the start of each sequence, so from each reset on. A step that begins a block is a
-    reset of the attention.
-
-    Args:
-        q: queries (b, t, h, d).
-        k: keys (b, t, h, d).
-        v: values (b, t, h, dv).
-        theta: frequencies of the channels (h, d) in radians per step; None is a_st = q_s^T k_t / sqrt(d).
-        block_size: steps of a block.
-        state: the state that an earlier call returned, or `first_state` of an empty cache.
-        reset: (b, t) bool; true where a new sequence starts.
-
-    Returns:
-        o (b, t, h, dv) and the state after the last step.
+    reset of the attention. theta has frequencies in radians per step; without it, a_st = q_s^T k_t / sqrt(d).
 
     Source:
         Qin and others, The Devil in Linear Transformer (2022), its DiagAttention.
@@ -295,11 +277,6 @@ def alibi_slopes(
 
     Otherwise the first P heads have the slopes of P heads, P the largest power of two below H. The other
     heads have the slopes 2^(-4 / P), 2^(-12 / P), .., every second one of 2 P heads.
-
-    Args:
-        n_heads: heads H.
-        dtype: of the result; None is torch's default.
-        device: of the result; None is torch's default.
 
     Source:
         Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for

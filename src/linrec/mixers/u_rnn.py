@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.activations import complex_modrelu, to_complex, to_pairs
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least
 
 __all__ = ["URNN"]
 
 
-class URNN(Mixer):
+class URNN(NonlinearMixer):
     """h_t = modrelu(W h_{t-1} + V x_t), W = D_3 R_2 F^-1 D_2 Pi R_1 F D_1: a unitary matrix of 7 n numbers.
 
     | task of the paper | arguments |
@@ -43,13 +43,13 @@ class URNN(Mixer):
     V, U, v and h_0 are real tensors of pairs: row 2j of `V`, column 2j of `U`, and entries 2j of `v` and
     `h_0` belong to real parts, and the next to imaginary parts.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`; a state has 2 d_state real channels there. A unitary W does
-    not contract, so Newton's method needs many iterations.
+    A state has 2 d_state real channels in `linrec.ops.nonlinear_scan`. A unitary W does not contract, so
+    Newton's method needs many iterations.
 
     Args:
         d_model: width of the sequence.
         d_state: complex numbers of the state, n. None is `d_model`.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a `d_state` below 1, or the mode does not exist.
@@ -65,16 +65,13 @@ class URNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 32]), torch.complex64)
     """
 
-    recurrence = "nonlinear_scan"
     permutation: Tensor
 
     def __init__(self, d_model: int, *, d_state: int | None = None, mode: str = "auto") -> None:
-        super().__init__(d_model)
         at_least(1, d_state=d_state, or_none=True, cure="None is `d_model`.")
-        nonlinear_scan.operator.check_mode(mode)
-        self.d_state, self.mode = d_model if d_state is None else d_state, mode
-
-        n = self.d_state
+        n = d_model if d_state is None else d_state
+        super().__init__(d_model, mode, n, is_complex=True)
+        self.d_state = n
         self.V = nn.Linear(d_model, 2 * n, bias=False)
         self.U = nn.Linear(2 * n, d_model)
         nn.init.xavier_uniform_(self.V.weight)
@@ -93,15 +90,9 @@ class URNN(Mixer):
         theta, v = self.theta.to(dtype), self.v.to(dtype)
         D = torch.polar(torch.ones_like(theta), theta)
         v = to_complex(v / v.norm(dim=-1, keepdim=True))
-        moved, state = nonlinear_scan(
-            self._cell,
-            self.V(x),
-            (D, v, self.permutation, self.h_0, self.b),
-            state=None if state is None else to_pairs(state),
-            reset=reset,
-            mode=self.mode,
-        )
-        return self.U(moved + self.h_0.to(x.dtype)), to_complex(state)
+        parameters = D, v, self.permutation, self.h_0, self.b
+        moved, state = self.nonlinear_scan(self._cell, self.V(x), parameters, state=state, reset=reset)
+        return self.U(moved + self.h_0.to(x.dtype)), state
 
     @staticmethod
     def _cell(moved: Tensor, Vx: Tensor, *parameters: Tensor) -> Tensor:
@@ -111,10 +102,6 @@ class URNN(Mixer):
         h = torch.fft.ifft(D[1] * _reflected(h, v[0])[:, permutation], norm="ortho")
         h = D[2] * _reflected(h, v[1])
         return to_pairs(complex_modrelu(h + to_complex(Vx), b)) - h_0
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_state), complex."""
-        return torch.zeros(batch, self.d_state, **self.factory_kwargs(device, is_complex=True))
 
 
 def _reflected(z: Tensor, v: Tensor) -> Tensor:

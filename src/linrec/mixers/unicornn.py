@@ -17,17 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide, without_autocast
-from linrec.ops.nonlinear_scan import leaves_graph, nonlinear_scan
+from linrec.ops.nonlinear_scan import leaves_graph
 from linrec.rules import at_least, positive, require
+from linrec.torch_private import transforms_active
 
 __all__ = ["UnICORNN"]
 
 
-class UnICORNN(Mixer):
+class UnICORNN(NonlinearMixer):
     """z_t = z - D (tanh(w y + V x_t + b) + alpha y), y_t = y + D z_t, D = dt sigmoid(c): single oscillators.
 
     | task of the paper | arguments |
@@ -42,18 +44,17 @@ class UnICORNN(Mixer):
     +- sqrt(6 / (65 d_model)), b zero. w and c are marked as group "transition" without weight decay. The
     released model drops channels of y between layers, the same at all steps; the dropout is not here.
 
-    `mode` is that of `linrec.ops.nonlinear_scan`. With `reversible`, the backward pass stores V x, the last
-    state and the states before resets, and no others. Rounding errors of the rebuilt states grow with the
-    length. A call with `reset` then waits for the device to read the flags. `torch.export` stores all states,
-    and so does `torch.compile` where there is a `reset` or a sequence of up to 32 steps; longer loops are
-    graph breaks.
+    With `reversible`, the backward pass stores V x, the last state and the states before resets, and no
+    others. Rounding errors of the rebuilt states grow with the length. A call with `reset` then waits for the
+    device to read the flags. `torch.export` stores all states, and so does `torch.compile` where there is a
+    `reset` or a sequence of up to 32 steps; longer loops are graph breaks.
 
     Args:
         d_model: width of the sequence, and number of oscillators.
         dt: largest time step.
         alpha: squared frequency of all oscillators.
         reversible: whether the backward pass rebuilds the states. It has no second derivatives.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: a number is out of range, the mode does not exist, or `reversible` is true in a mode of
@@ -70,8 +71,6 @@ class UnICORNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64, 2]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -81,15 +80,14 @@ class UnICORNN(Mixer):
         reversible: bool = False,
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode, d_model, 2)
         positive(dt=dt)
         at_least(0, alpha=alpha)
-        nonlinear_scan.operator.check_mode(mode)
         require(
             not reversible or mode in ("auto", "recurrent"),
             f"`reversible` needs the loop, but `mode` is {mode!r}. Pass mode='auto'.",
         )
-        self.dt, self.alpha, self.reversible, self.mode = dt, alpha, reversible, mode
+        self.dt, self.alpha, self.reversible = dt, alpha, reversible
 
         self.V = nn.Linear(d_model, d_model)
         nn.init.kaiming_uniform_(self.V.weight, a=8)
@@ -100,15 +98,14 @@ class UnICORNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y (b, d_model, 2)."""
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
-        step = self.dt * torch.sigmoid(self.c)
+        start, step = self.started(x, state), self.dt * torch.sigmoid(self.c)
         Vx = self.V(x)
-        transformed = torch._C._are_functorch_transforms_active()
+        transformed = transforms_active()
         if self.reversible and not torch.compiler.is_compiling() and not transformed:
             return self._rebuilt(Vx, step, start, reset)
         if self.reversible and reset is None and leaves_graph(Vx, self.mode):
             return torch.compiler.disable(self._rebuilt)(Vx, step, start, None)
-        zy, state = nonlinear_scan(self._cell, Vx, (self.w, step), state=start, reset=reset, mode=self.mode)
+        zy, state = self.nonlinear_scan(self._cell, Vx, (self.w, step), state=start, reset=reset)
         return zy[..., 1], state
 
     def _cell(self, zy: Tensor, Vx: Tensor, w: Tensor, step: Tensor) -> Tensor:
@@ -124,10 +121,6 @@ class UnICORNN(Mixer):
         with without_autocast(Vx.device.type):
             y, state = _Reversible.apply(self.alpha, reset, *map(wide, (Vx, self.w, step, start)))
         return y.to(Vx.dtype), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, 2)."""
-        return torch.zeros(batch, self.d_model, 2, **self.factory_kwargs(device))
 
 
 class _Reversible(torch.autograd.Function):

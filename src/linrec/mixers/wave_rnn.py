@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
+from linrec.nn.mixer import State
 from linrec.nn.parameters import tensor_options
 from linrec.nn.projections import readable
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import choice, divisor, require
 
 __all__ = ["WaveRNN"]
@@ -26,7 +26,7 @@ Init = Literal["wave", "identity", "random"]
 InputInit = Literal["source", "normal"]
 
 
-class WaveRNN(Mixer):
+class WaveRNN(NonlinearMixer):
     """h_t = act(V x_t + u @ h_{t-1} + b): a circular convolution carries the past around a ring of units.
 
     | task of the paper | arguments |
@@ -37,7 +37,7 @@ class WaveRNN(Mixer):
     | noisy CIFAR-10, 2304 or 4096 channels | `n_channels=16` |
     | sequential MNIST, 5408 or 10368 channels | `n_channels=32` |
 
-    The settings are in the released code. `mode` is that of `linrec.ops.nonlinear_scan`.
+    The settings are in the released code.
 
     Args:
         d_model: width of the sequence and of h, n_channels times the units of a ring.
@@ -48,7 +48,7 @@ class WaveRNN(Mixer):
             are those of torch's Conv1d in all cases.
         input_init: of V, "source" for ones to the first unit of each ring and zeros elsewhere, or "normal"
             with standard deviation 0.001.
-        mode: how the recurrence runs: "auto" is the loop.
+        mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
     Raises:
         ValueError: sizes do not fit, or the name of an option or the mode does not exist.
@@ -64,8 +64,6 @@ class WaveRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -77,7 +75,7 @@ class WaveRNN(Mixer):
         input_init: InputInit = "source",
         mode: str = "auto",
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         divisor("d_model", d_model, n_channels=n_channels)
         units = d_model // n_channels
         require(
@@ -87,8 +85,7 @@ class WaveRNN(Mixer):
         choice(Activation, activation=activation)
         choice(Init, init=init)
         choice(InputInit, input_init=input_init)
-        nonlinear_scan.operator.check_mode(mode)
-        self.n_channels, self.activation, self.mode = n_channels, activation, mode
+        self.n_channels, self.activation = n_channels, activation
         self.kernel_size = kernel_size
 
         self.V = nn.Linear(d_model, d_model)
@@ -107,8 +104,7 @@ class WaveRNN(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
         weights = self._kernel(x.device)
-        start = self.init_state(x.shape[0], device=x.device) if state is None else state
-        return nonlinear_scan(self._cell, self.V(x), weights, state=start, reset=reset, mode=self.mode)
+        return self.nonlinear_scan(self._cell, self.V(x), weights, state=state, reset=reset)
 
     def _cell(self, h: Tensor, Vx: Tensor, u: Tensor, b: Tensor) -> Tensor:
         """Return h_t."""
@@ -128,7 +124,3 @@ class WaveRNN(Mixer):
         impulses = torch.eye(n + 1, n, **tensor_options(self.u, device))[..., None]
         y = self.u(pad(impulses, (margin, margin)))
         return (y[:-1] - y[-1]).movedim(0, 1).flip(-1), y[-1, :, 0]
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -84,7 +84,6 @@ class XLSTM7B(Mixer):
         which however starts W_g at zero.
 
     Example:
-        >>> import torch
         >>> mixer = XLSTM7B(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.memory.shape, state.largest.shape

@@ -1,19 +1,31 @@
 """Configurations of models."""
 
 import functools
+import inspect
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from linrec import mixers
+from linrec.errors import unknown, unknown_argument
 from linrec.mixers import canonical
 from linrec.models.block import NormPosition
-from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
 from linrec.nn.norms import Norm
 from linrec.nn.segments import Detach, check_detach
 from linrec.rules import COUNT, at_least, choice, named_values, positive, require
 
-__all__ = ["MemoryConfig", "ModelConfig", "StackConfig", "check_sizes"]
+__all__ = [
+    "MemoryConfig",
+    "ModelConfig",
+    "StackConfig",
+    "check_sizes",
+    "complete_mixer_args",
+    "mixer_parameters",
+    "spelled",
+]
 
 LIMITS = {"n_layers": COUNT, "d_channel_mixing": 2**24, "vocab_size": 2**31, "n_outputs": 2**31}
 """The largest sizes of a model."""
@@ -83,12 +95,12 @@ class StackConfig:
         # `object.__setattr__` is the documented way to set fields of a frozen dataclass
         derive = functools.partial(object.__setattr__, self)
         for name in ("channel_mixing", "norm_position"):
-            derive(name, settled(name, getattr(self, name), self.n_layers))
-        given, mixer = self.mixer, settled("mixer", self.mixer, self.n_layers)
+            derive(name, _settled(name, getattr(self, name), self.n_layers))
+        given, mixer = self.mixer, _settled("mixer", self.mixer, self.n_layers)
         derive("mixer", canonical(mixer) if isinstance(mixer, str) else tuple(map(canonical, mixer)))
         if not isinstance(given, str):
-            by_name = arguments_by_name(self.mixer_pattern, self.mixer_args)
-            # `settled` returns a pattern of one name as a plain string
+            by_name = _arguments_by_name(self.mixer_pattern, self.mixer_args)
+            # `_settled` returns a pattern of one name as a plain string
             derive("mixer_args", by_name.get(self.mixer, {}) if isinstance(self.mixer, str) else by_name)
 
     @property
@@ -217,23 +229,6 @@ class ModelConfig(StackConfig):
     Args:
         vocab_size: number of input tokens; ids are 0 to `vocab_size` - 1.
         n_outputs: logits per step; None means `vocab_size`.
-        d_model: width of the sequence between the blocks.
-        n_layers: number of blocks.
-        mixer: name of the time mixer, from `linrec.mixers.names()`, or a pattern of names that repeats over
-            depth, such as ("gla", "gla", "attention").
-        mixer_args: keyword arguments of the mixer. For a pattern, a dict from mixer name to keyword
-            arguments, as in {"attention": {"window": 1024}}.
-        d_channel_mixing: hidden width of the channel mixing.
-        channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
-            "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
-            gated linear units. "rwkv" also reads the previous step. "none" omits channel mixing.
-        channel_mixing_bias: whether the linear layers of the channel mixing have biases; "rwkv" has no bias.
-        norm: normalisation in each block and before the head, "layer", "rms" or "none".
-        norm_eps: epsilon that the norms add to the variance or the mean square.
-        norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
-            sublayer's skip connection, and "output" after each sublayer, before its skip connection.
-        final_norm: whether the stack ends with a norm, before the head.
-        dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
         tie_embeddings: whether the head shares its weight with the embedding.
         embedding_norm: whether the embedding is normalised, as in RWKV.
         embedding_scale: factor on the embedding; None omits it. RecurrentGemma, whose head shares the
@@ -241,6 +236,8 @@ class ModelConfig(StackConfig):
         head_bias: whether the head has a bias; None means only if `tie_embeddings` is false.
         logit_cap: None, or a cap > 0: the logits are cap tanh(logits / cap).
         memory: a memory across the stack; see `MemoryConfig`, whose fields may also come as a dict.
+
+    The other arguments are keyword arguments of `StackConfig`.
 
     Raises:
         ValueError: a value that `StackConfig` or `MemoryConfig` refuses, a number out of range, or
@@ -281,3 +278,95 @@ class ModelConfig(StackConfig):
                 f"`tie_embeddings` needs as many outputs as tokens: `vocab_size` = {self.vocab_size}; "
                 f"got `n_outputs` = {self.n_outputs}. Untie them or leave `n_outputs` at None."
             )
+
+
+def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
+    """Return the keyword-only arguments of a mixer, which are its configuration.
+
+    Args:
+        mixer: the mixer's name.
+
+    Raises:
+        ValueError: the mixer does not exist; the message gives the nearest match.
+
+    Example:
+        >>> "transition" in mixer_parameters("gate_loop")
+        True
+    """
+    signature = inspect.signature(mixers.get(mixer), eval_str=True)
+    return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given arguments and the mixer's defaults, in the order of the mixer's signature.
+
+    Args:
+        mixer: the mixer's name, or a pattern of names.
+        given: the mixer's arguments; for a pattern, the arguments of each mixer under its name.
+
+    Raises:
+        ValueError: the mixer has no argument of a given name; the message gives the nearest match.
+
+    Example:
+        >>> complete_mixer_args(("lru", "gla"), {"lru": {"d_state": 8}})["lru"]["d_state"]
+        8
+    """
+    if not isinstance(mixer, str):
+        return {name: complete_mixer_args(name, given.get(name, {})) for name in dict.fromkeys(mixer)}
+    parameters = mixer_parameters(mixer)
+    for name in given:
+        if name not in parameters:
+            raise unknown_argument(f"mixer {mixer!r}", name, parameters)
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    return {
+        name: given[name] if name in given else defaults[name]
+        for name in parameters
+        if name in {*given, *defaults}
+    }
+
+
+def _settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tuple[str, ...]:
+    """Return the name that all layers use, or a tuple of two or more names that repeats over the layers."""
+    if isinstance(names, str):
+        return names
+    # JSON stores tuples as lists
+    pattern = tuple(names)
+    for name in pattern:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"`{field}` must be a name or a tuple of names; got {str(name)[:80]!r}. Pass strings."
+            )
+    if not 1 <= len(pattern) <= n_layers:
+        raise ValueError(
+            f"`{field}` must be a pattern of 1 to {n_layers} names, since `n_layers` = {n_layers}; got "
+            f"{len(pattern)}. Pass a shorter pattern, or as many layers as the pattern has names."
+        )
+    folded = tuple(name.replace("-", "_") for name in pattern)
+    return folded if len(folded) > 1 else folded[0]
+
+
+def spelled(pattern: Sequence[str]) -> str:
+    """Return a pattern as a string; three or more equal names in a row are abbreviated by their number.
+
+    Example:
+        >>> spelled(("gla", "gla", "attention")), spelled(("mlstm",) * 7 + ("slstm",))
+        ('gla gla attention', '7 x mlstm slstm')
+    """
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(pattern)]
+    return " ".join(f"{n} x {name}" if n > 2 else " ".join([name] * n) for name, n in runs)
+
+
+def _arguments_by_name(pattern: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keyword arguments of each mixer of a pattern of canonical names."""
+    names, found = list(dict.fromkeys(pattern)), {}
+    for name, arguments in given.items():
+        if not isinstance(arguments, Mapping):
+            raise ValueError(
+                f"`mixer_args` must have the arguments of each mixer of {tuple(pattern)} under its name; got "
+                f"{name!r}. For example, pass {{{names[-1]!r}: {{{name!r}: {arguments!r}}}}}."
+            )
+        mixer = canonical(name)
+        if mixer not in names:
+            raise unknown(f"mixer of {tuple(pattern)} to take the `mixer_args` of", name, names)
+        found[mixer] = dict(arguments)
+    return found

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer
+from linrec.models.bidirectional import Combine
 from linrec.models.config import StackConfig, check_sizes
-from linrec.models.directions import Combine
 from linrec.models.image_scan import ImageDirection, ImageScan, check_directions
 from linrec.models.s4nd import S4ND
 from linrec.models.stack import build_mixer, make_blocks

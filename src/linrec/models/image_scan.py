@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.mixers import Mixer, State
-from linrec.models.directions import Combine, Directions
+from linrec.models.bidirectional import Combine, Directions
 
 __all__ = ["IMAGE_DIRECTIONS", "ImageDirection", "ImageScan"]
 

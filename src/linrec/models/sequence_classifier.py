@@ -1,16 +1,18 @@
 """An encoder of sequences with an output per sequence or per step, for classification and regression."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.models.bidirectional import Bidirectional
+from linrec.mixers import State
+from linrec.models.bidirectional import Bidirectional, Combine
+from linrec.models.block import Block
 from linrec.models.config import StackConfig, check_sizes
-from linrec.models.directions import Combine
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.head import Embedding, PairHead
 from linrec.nn.norms import make_norm
@@ -90,7 +92,7 @@ class SequenceClassifier(nn.Module):
     are padding: no output and no gradient depends on the padding's values or on its length, in either
     direction. Pooling uses only the steps within the length.
 
-    There is no state: a call takes whole sequences. For causal models that stream, see `LanguageModel`.
+    A call takes whole sequences. A causal encoder with an output per step also streams; see `stream`.
 
     Args:
         config: the model's configuration; see `SequenceClassifierConfig`.
@@ -192,6 +194,43 @@ class SequenceClassifier(nn.Module):
         of_each = (None if given is None else given.flatten(0, 1) for given in (lengths, dt))
         encoded = self._encoded(x.flatten(0, 1), *of_each)
         return encoded.unflatten(0, x.shape[:2])
+
+    def stream(
+        self,
+        x: Num[Tensor, "b t *features"],
+        state: tuple[State, ...] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t n_outputs"], tuple[State, ...]]:
+        """Return the outputs of the next steps of streams, and the state after them, one entry per block.
+
+        Only for causal encoders with `bidirectional=False` and `pooling="none"`.
+
+        Args:
+            x: (b, t) int64 tokens, or (b, t, n_features) real features.
+            state: the state that an earlier call returned; None at the start.
+            reset: (b, t) bool, true where a stream starts anew.
+
+        Raises:
+            ValueError: the encoder sees later steps or pools.
+        """
+        if self.config.bidirectional or self.config.pooling != "none":
+            raise ValueError(
+                f"`stream` needs `bidirectional` = False and `pooling` = 'none'; got "
+                f"{self.config.bidirectional} and {self.config.pooling!r}. Call the model on whole sequences."
+            )
+        self._check_input(x)
+        y = self.dropout(self.input(x))
+        states: list[State] = []
+        before: Sequence[State] = (None,) * len(self.blocks) if state is None else state
+        for block, start in zip(self.blocks, before, strict=True):
+            y, after = block(y, start, reset=reset)
+            states.append(after)
+        return self.head(self.norm(y)), tuple(states)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
+        """Return the state at the start of `batch` streams, one entry per block."""
+        return tuple(cast(Block, block).init_state(batch, device=device) for block in self.blocks)
 
     def _encoded(self, x: Tensor, lengths: Tensor | None, dt: Tensor | None) -> Tensor:
         self._check_input(x)

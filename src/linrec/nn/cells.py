@@ -1,4 +1,4 @@
-"""Parts of networks that run step by step: the loop over time, solvers, irregular steps, a GRU's gates."""
+"""Parts of networks that run step by step: their base class, loops, solvers, irregular steps, GRU gates."""
 
 import functools
 import itertools
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.extras import import_extra
+from linrec.nn.activations import to_complex, to_pairs
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import matrix
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import wide, without_autocast
+from linrec.ops.core.precision import accumulation, wide, without_autocast
+from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import COUNT, at_least, choice, positive
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "SOLVERS",
     "Fixed",
     "LowRank",
+    "NonlinearMixer",
     "Solver",
     "Step",
     "Tensors",
@@ -39,6 +43,57 @@ ADAPTIVE: tuple[str, ...] = get_args(Adaptive)
 """Solvers of torchdiffeq, which choose their steps."""
 SOLVERS = (*get_args(Fixed), *ADAPTIVE)
 """All solvers."""
+
+
+class NonlinearMixer(Mixer):
+    """A mixer with the memory h_t = cell(h_{t-1}, x_t), which starts from zeros.
+
+    Args:
+        d_model: width of the sequence.
+        mode: mode of `linrec.ops.nonlinear_scan`.
+        state_shape: shape of the state of one row; `d_model` channels if no number is given.
+        is_complex: whether the state is complex. The cell gets and returns `to_pairs` of the state.
+
+    Raises:
+        ValueError: the mode does not exist.
+    """
+
+    recurrence = "nonlinear_scan"
+
+    def __init__(self, d_model: int, mode: str, *state_shape: int, is_complex: bool = False) -> None:
+        super().__init__(d_model)
+        nonlinear_scan.operator.check_mode(mode)
+        self.mode, self.is_complex = mode, is_complex
+        *axes, n = state_shape or (d_model,)
+        self.state_shape, self.cell_shape = (*axes, n), (*axes, 2 * n if is_complex else n)
+
+    def nonlinear_scan(
+        self,
+        cell: Callable[..., Tensor],
+        x: Float[Tensor, "b t *d"],
+        parameters: Tensor | Sequence[Tensor] = (),
+        *,
+        state: Tensor | None,
+        reset: Bool[Tensor, "b t"] | None,
+    ) -> tuple[Float[Tensor, "b t *n"], Tensor]:
+        """Call `linrec.ops.nonlinear_scan` in the mixer's mode."""
+        given = parameters if isinstance(parameters, Tensor) else tuple(parameters)
+        if state is None:
+            # less work than `init_state`
+            start = x.new_zeros(x.shape[0], *self.cell_shape, dtype=accumulation(x.dtype))
+        else:
+            start = to_pairs(state) if self.is_complex else state
+        h, state = nonlinear_scan(cell, x, given, state=start, reset=reset, mode=self.mode)
+        return h, to_complex(state) if self.is_complex else state
+
+    def started(self, x: Tensor, state: State) -> State:
+        """Return the state, or zeros in place of None."""
+        return self.init_state(x.shape[0], device=x.device) if state is None else state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, *state_shape)."""
+        options = self.factory_kwargs(device, is_complex=self.is_complex)
+        return torch.zeros(batch, *self.state_shape, **options)
 
 
 def step_by_step(

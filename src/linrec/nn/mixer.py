@@ -1,7 +1,8 @@
 """The interface of all time mixers."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextvars import Context
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -9,12 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.literals import TAKES_DT
 from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.ops import inspection
 from linrec.ops.core.call import Call, recording
 from linrec.ops.core.checks import visible
 from linrec.rules import at_least, typed
-from linrec.trees import leaves
+from linrec.trees import leaves, map_tree
 
 __all__ = ["Mixer", "State", "Transitions"]
 
@@ -40,12 +42,12 @@ class Transitions(NamedTuple):
         return cls(torch.ones(channels, **factory), None)
 
 
-class Mixer(Float32Module, ABC):
+class Mixer(Float32Module):
     """Map a sequence to a sequence causally, with a state: (x, state) -> (y, state).
 
     A subclass is one paper's layer. Its configuration is the keyword-only arguments of its `__init__`. It has
-    `mix`, with the paper's equations in their order, and `init_state`; nothing else is needed. A subclass may
-    define `forward` in place of `mix`. `linrec.testing.check_mixer` checks every promise made here.
+    `mix`, with the paper's equations in their order; nothing else is needed. A subclass may define `forward`
+    in place of `mix`. `linrec.testing.check_mixer` checks every promise made here.
 
     Inspection reads the operator call that is the mixer's memory. `recurrence` names the operator, and
     `transitions` and `token_mixing` run the mixer once and look at that call. A mixer that calls several
@@ -81,13 +83,17 @@ class Mixer(Float32Module, ABC):
     takes_dt: bool = False
     own_norm: bool = False
     segment_length: int | None = None
+    # returns a mixer of the same arguments; None while `init_state` runs zero steps
+    _make_again: Callable[[], "Mixer"] | None
 
     def __new__(cls: type[M], *args: Any, **arguments: Any) -> M:
         """Check the arguments against the annotations of `__init__`, before it reads them."""
         start = cls.__init__
         # copies are made without arguments
         typed(start.__annotations__, **signature(start).bind_partial(None, *args, **arguments).arguments)
-        return super().__new__(cls)
+        mixer = super().__new__(cls)
+        vars(mixer)["_make_again"] = partial(cls, *args, **arguments)
+        return mixer
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -95,6 +101,8 @@ class Mixer(Float32Module, ABC):
         self.d_model = d_model
         # what the last state was checked against: batch and precision of a call, and `init_state` for both
         self._start: tuple[tuple[Any, ...], State] | None = None
+        # dtype of the parameters, and the state of one row after zero steps, on "meta"
+        self._zero_steps: tuple[torch.dtype, State] | None = None
 
     def forward(
         self,
@@ -134,14 +142,43 @@ class Mixer(Float32Module, ABC):
             f"{type(self).__name__} must define `mix(x, state, reset)`, which returns (y, state)."
         )
 
-    @abstractmethod
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return the state at the start of `batch` sequences; passing it is the same as passing None.
+
+        These are zeros in the shapes of the state that a new mixer returns after zero steps. A mixer defines
+        the method if its state starts from other numbers, if the dtype depends on autocast, if `mix` calls
+        the method, or if a part of the mixer may be replaced by a part with another state.
 
         Args:
             batch: sequences b.
             device: where the state lives; None is where the parameters live.
         """
+        options = tensor_options(self, device)
+        if self._zero_steps is None or self._zero_steps[0] != options["dtype"]:
+            # in a context of its own, so that nothing records or splits the calls
+            self._zero_steps = options["dtype"], Context().run(self._after_zero_steps, options["dtype"])
+
+        def zeros(of_row: Tensor) -> Tensor:
+            return torch.zeros(batch, *of_row.shape[1:], dtype=of_row.dtype, device=options["device"])
+
+        return map_tree(zeros, self._zero_steps[1])
+
+    @torch.no_grad()
+    def _after_zero_steps(self, dtype: torch.dtype) -> State:
+        """Return the state of one row after zero steps of a new mixer on "meta"."""
+        if self._make_again is None:
+            raise TypeError(f"{type(self).__name__} must define `init_state`, because `mix` calls it.")
+        # a new mixer, because layers of this one may be sharded, offloaded, hooked or replaced
+        with torch.device("meta"):
+            try:
+                mixer = self._make_again().to(dtype)
+                mixer._make_again = None
+                return mixer(torch.zeros(1, 0, self.d_model, dtype=dtype))[1]
+            except Exception as error:
+                raise TypeError(
+                    f'{type(self).__name__} must define `init_state`, because a new mixer on "meta" '
+                    f"fails: {error}"
+                ) from error
 
     @property
     def state_size(self) -> int:
@@ -279,7 +316,7 @@ class Mixer(Float32Module, ABC):
         if not self.takes_dt:
             raise TypeError(
                 f"`dt` must be None for {type(self).__name__}, whose steps have equal lengths; got a tensor. "
-                f"Use a mixer that takes times ({', '.join(_timed())}), or make the time a feature of `x`."
+                f"Use a mixer that takes times ({', '.join(TAKES_DT)}), or make the time a feature of `x`."
             )
         if not isinstance(dt, Tensor):
             raise _no_tensor("dt", dt)
@@ -359,14 +396,6 @@ def is_state(state: Any) -> bool:
     if isinstance(state, tuple):
         return all(map(is_state, state))
     return state is None or isinstance(state, Tensor)
-
-
-def _timed() -> list[str]:
-    """Names of the mixers with `takes_dt`."""
-    # only for an error, because mixers import this module
-    from linrec import mixers
-
-    return [name for name in mixers.names() if mixers.get(name).takes_dt]
 
 
 def fits(state: State, start: State) -> bool:

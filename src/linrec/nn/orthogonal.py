@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.mixer import Mixer, State
+from linrec.nn.cells import NonlinearMixer
 from linrec.nn.parameters import Float32Module, mark
 from linrec.ops.core.precision import in_double, without_autocast
-from linrec.ops.nonlinear_scan import nonlinear_scan
 from linrec.rules import at_least, choice, require
 
 __all__ = [
@@ -211,7 +210,7 @@ def field(
     return h @ A.mT + torch.tanh(h @ W.mT + Ux)
 
 
-class SkewFieldMixer(Mixer):
+class SkewFieldMixer(NonlinearMixer):
     """A mixer of h' = alpha A h + tanh(W h + U x + b), with A and W between symmetric and antisymmetric.
 
     A subclass defines `mix` with `field` and `matrices`.
@@ -229,8 +228,6 @@ class SkewFieldMixer(Mixer):
         ValueError: a number is out of range, or the mode does not exist.
     """
 
-    recurrence = "nonlinear_scan"
-
     def __init__(
         self,
         d_model: int,
@@ -242,11 +239,10 @@ class SkewFieldMixer(Mixer):
         init_std: float,
         mode: str,
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, mode)
         at_least(0, gamma=gamma, gamma_w=gamma_w, alpha=alpha, init_std=init_std)
         require(0 <= beta <= 1, f"`beta` must be in [0, 1]; got {beta}.")
-        nonlinear_scan.operator.check_mode(mode)
-        self.beta, self.gamma, self.gamma_w, self.alpha, self.mode = beta, gamma, gamma_w, alpha, mode
+        self.beta, self.gamma, self.gamma_w, self.alpha = beta, gamma, gamma_w, alpha
 
         self.U = nn.Linear(d_model, d_model)
         std = init_std / d_model
@@ -258,7 +254,3 @@ class SkewFieldMixer(Mixer):
         dtype = self.state_dtype
         A = self.alpha * skewed(self.M_A.to(dtype), self.beta, self.gamma)
         return A, skewed(self.M_W.to(dtype), self.beta, self.gamma_w)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model)."""
-        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from linrec.nn.parameters import mark
 from linrec.ops.attention import AttentionCache
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.loop import blocks, joined
-from linrec.ops.core.machine import exporting
 from linrec.rules import at_least, choice
 
 __all__ = [

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from linrec.nn.parameters import tensor_options
 from linrec.nn.row_linear import RowLinear, row_linear
 from linrec.ops.core.precision import without_autocast
+from linrec.torch_private import any_global_hook
 
 __all__ = [
     "affine_map",
@@ -32,8 +33,6 @@ __all__ = [
 
 # classes of plain layers y = W x + b
 LINEAR = (nn.Linear, RowLinear)
-# hooks of all modules, such as those of counters and profilers
-_any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
 
 
 def draw(
@@ -141,7 +140,7 @@ def readable(kind: type[nn.Module] | tuple[type[nn.Module], ...], *modules: nn.M
         False
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    return not _any_global_hook() and all(
+    return not any_global_hook() and all(
         type(module) in kinds
         and not (
             module._forward_hooks

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.call import handled
 from linrec.ops.core.kernel import Memory, forward_op
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.scan import scan

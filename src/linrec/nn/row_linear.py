@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.ops.core.ambient import exporting
+from linrec.ops.core.backends import usable
 from linrec.ops.core.kernel import Memory, Space, differentiated, forward_op
-from linrec.ops.core.machine import exporting, usable
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device, power_of_2
+from linrec.ops.kernels.launch import Kernels, on_device, power_of_2
 
 __all__ = ["RowLinear", "row_linear"]
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 from linrec.nn.gates import GateLinear, gate_projected
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.loop import raised, recurrence
-from linrec.ops.core.machine import exporting
 from linrec.rules import at_least, choice, positive
 
 __all__ = ["ForgetGate", "MemoryGates", "Stabilised", "maxima_around_steps", "running_maximum", "stabilised"]

@@ -1,6 +1,6 @@
 """Mixers that cut sequences into segments, and a memory of the last steps before a segment."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -152,7 +152,7 @@ def all_keys_and_values(
     return keys, values
 
 
-class SegmentMixer(Mixer):
+class SegmentMixer(Mixer, ABC):
     """A mixer whose memory changes at multiples of `segment_length` steps.
 
     A subclass defines `read`, `write` and `start`, and calls `by_segments` in `mix`. See

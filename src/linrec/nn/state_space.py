@@ -334,10 +334,3 @@ class DiagonalSSM(Float32Module):
         """Return the first taps of y = K * u, the tap of the current step first, without D."""
         Abar, Bbar, C = self.discrete()
         return vandermonde_kernel(Abar, C * Bbar, length)
-
-    def init_state(
-        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
-    ) -> Inexact[Tensor, "b d n"]:
-        """Return zeros (batch, d, n), complex where entries stand for pairs, in the precision of `dtype`."""
-        dtype = dtype.to_complex() if self.is_complex else dtype
-        return diagonal_ssm.empty_state(batch, self.channels, self.d_entries, dtype=dtype, device=device)

@@ -12,6 +12,7 @@ from linrec.ops.core.call import handled
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan import leaves_graph, nonlinear_scan
 from linrec.ops.nonlinear_scan.torch import Cell
+from linrec.torch_private import transforms_active
 
 __all__ = ["RNNWeights", "run_torch_rnn"]
 
@@ -105,7 +106,7 @@ def _served(x: Tensor, state: Tensor, *weights: Tensor) -> bool:
         and not handled()
         and all(weight.dtype == wide(x).dtype == state.dtype for weight in weights)
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not transforms_active()
     )
 
 
@@ -117,10 +118,10 @@ def _only_once(x: Tensor) -> bool:
 def _kernels(rnn: RNNWeights) -> Run:
     """Return the functional form of a layer."""
     kernel: Any = {
-        "RNN_TANH": torch._VF.rnn_tanh,
-        "RNN_RELU": torch._VF.rnn_relu,
-        "LSTM": torch._VF.lstm,
-        "GRU": torch._VF.gru,
+        "RNN_TANH": torch.rnn_tanh,
+        "RNN_RELU": torch.rnn_relu,
+        "LSTM": torch.lstm,
+        "GRU": torch.gru,
     }[rnn.mode]
 
     def run(x: Tensor, state: Tensor, *weights: Tensor) -> Values:

@@ -93,6 +93,7 @@ class TimeParallel(TimeSplit):
         """Run a call on this rank's segment."""
         inputs = call.inputs
         sequence = getattr(inputs, call.operator.sequence)
+        assert call.operator.state is not None
         shape, dtype = call.operator.state(inputs)
         start = sequence.new_zeros(shape, dtype=dtype) if inputs.state is None else inputs.state
         recurrence: Recurrence = GateLoop(call)

@@ -15,9 +15,9 @@ from torch import Tensor
 from linrec.ops.core.call import Call
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import accumulation, real_dtype, wide, without_autocast
-from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.inputs import GateLoop as GateLoopInputs
-from linrec.ops.gate_loop.torch import transition
+from linrec.ops.gate_loop.torch import GateLoop as GateLoopInputs
+from linrec.ops.matrix import segments
+from linrec.ops.matrix.segments import transition
 from linrec.ops.scan.torch import Scan as ScanInputs
 
 

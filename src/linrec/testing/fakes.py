@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from linrec.torch_private import TorchDispatchMode, fake_tensors
 from linrec.trees import leaves, map_tree
 
 __all__ = ["CheckFakeKernels"]
@@ -31,7 +29,7 @@ class CheckFakeKernels(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Any,
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -40,7 +38,7 @@ class CheckFakeKernels(TorchDispatchMode):
         args, kwargs = tuple(args), dict(kwargs or {})
         returned = func(*args, **kwargs)
         if func.namespace == "linrec":
-            with FakeTensorMode() as mode:
+            with fake_tensors() as mode:
                 args, kwargs = map_tree(mode.from_tensor, (args, kwargs))
                 said = func(*args, **kwargs)
             said, found = ([_layout(tensor) for tensor in leaves(tree)] for tree in (said, returned))

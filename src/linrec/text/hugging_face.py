@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linrec.errors import DataError
-from linrec.extras import import_extra
+from linrec.extras import import_extra, one_line
 from linrec.field_types import check_types
 from linrec.files import WRONG, checksum, read_json, write_json, write_text
-from linrec.text.packages import one_line
 from linrec.text.tokenizer import FILE, Tokenizer
 
 __all__ = ["HuggingFaceTokenizer"]

@@ -13,7 +13,7 @@ from linrec.lab.bench.jobs import write_job
 from linrec.lab.bench.rows import make_row
 from linrec.lab.bench.worker import run_job
 from linrec.lab.report import compare_runs
-from linrec.lab.report.stored import read_stored
+from linrec.lab.report.records import read_stored
 from tests.lab.bench.test_running import OWN, TINY
 from tests.tiers import thorough
 

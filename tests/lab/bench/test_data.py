@@ -1,7 +1,6 @@
 """Tasks whose data are files: where they are said to be, and what is said where they are missing."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,9 @@ import tyro  # noqa: F401
 from linrec.cli import main
 from linrec.lab.bench import Entry, get_suite, make_jobs, make_rows
 from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.rows import make_row
 from linrec.lab.bench.worker import run_job
+from linrec.lab.report.records import read_table
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import ConfigError
 from tests.lab.bench.test_running import TINY
@@ -41,7 +42,7 @@ def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsy
     out, file = tmp_path / "out", tmp_path / "rose.txt"
     words = ["bench", "tiny", "--mixers", "gla", "--seeds", "0", "--out", str(out)]
     assert main(words) == 1
-    text, copying = (json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines())
+    text, copying = (make_row(job) for job in read_table(out))
     assert (copying["status"], text["status"], text["parameters"]) == ("done", "no data", None)
     cure = "In a suite, --data text=PATH says where the files are."
     assert text["message"].endswith(cure) and cure in (out / "report.html").read_text()
@@ -54,7 +55,7 @@ def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsy
     assert main([*words, "--data", f"text={file}"]) == 0
     told = capsys.readouterr().out
     assert "1 of 2 jobs are already done" in told
-    text, _ = (json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines())
+    text, _ = (make_row(job) for job in read_table(out))
     # a uniform guess among the characters
     assert (text["status"], text["metric"], text["chance"]) == ("done", "perplexity", len({*TEXT}))
     assert text["trivial_score"] is None and 1 < text["score"] < 2 * len({*TEXT})

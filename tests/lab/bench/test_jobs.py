@@ -8,9 +8,8 @@ import tyro  # noqa: F401
 
 from linrec import mixers
 from linrec.lab.bench import Entry, get_suite, make_jobs, make_rows, write_page
-from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.jobs import sizes, with_parameters, write_job
 from linrec.lab.bench.suites import SUITES
-from linrec.lab.bench.widths import sizes, with_parameters
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.tasks.archives import Uea
 from linrec.lab.tasks.dynamics import MackeyGlass

@@ -4,8 +4,8 @@ import re
 import pytest
 
 from linrec.lab.bench import write_page
-from linrec.lab.bench.pictures import drawings
-from linrec.lab.bench.standings import level, standings
+from linrec.lab.bench.page import drawings
+from linrec.lab.bench.rows import level, standings
 from tests.tiers import thorough
 
 

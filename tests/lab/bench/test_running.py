@@ -23,11 +23,13 @@ from filelock import FileLock
 from linrec.cli import main
 from linrec.lab.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
 from linrec.lab.bench.jobs import write_job
+from linrec.lab.bench.rows import make_row
 from linrec.lab.bench.schedule import _gpu_share, outcome_of
 from linrec.lab.bench.variants import folder_name
 from linrec.lab.bench.worker import _main, run_job, stop_without
+from linrec.lab.report.records import read_table
 from linrec.lab.train import ConfigError, InterruptedRunError, load_run
-from linrec.lab.train.interrupt import Interrupt
+from linrec.lab.train.progress import Interrupt
 from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"
@@ -153,7 +155,7 @@ def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, mes
     assert row["status"] == status and row["message"].startswith(message) and "\n" not in row["message"]
     assert "test" not in row and ("--lrs" in row["message"]) == (status == "diverged")
     page = write_page([row], tmp_path, title="suite").read_text()
-    assert html.escape(f"{status}: {row['message']}") in page and "0 of 1 jobs are done" in page
+    assert f"{status}: {row['message']}" in html.unescape(page) and "0 of 1 jobs are done" in page
 
 
 @thorough
@@ -170,10 +172,10 @@ def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
     )
     assert done["status"] == "done"
     assert "step 2/4" in (folders[1] / "log.txt").read_text()
-    files = write_rows([killed, done], tmp_path)
-    assert [json.loads(line)["status"] for line in files[0].read_text().splitlines()] == ["killed", "done"]
+    files = write_rows(folders, tmp_path)
+    assert [make_row(job)["status"] for job in read_table(tmp_path)] == ["killed", "done"]
     assert killed["message"] in write_page([killed, done], tmp_path, title="suite").read_text()
-    table = pytest.importorskip("pyarrow.parquet").read_table(files[1]).to_pylist()
+    table = pytest.importorskip("pyarrow.parquet").read_table(files[2]).to_pylist()
     assert [row["mixer"] for row in table] == [killed["mixer"], "lru"]
     assert json.loads(table[1]["test"]) == done["test"] and table[0]["test"] is None
 
@@ -392,7 +394,7 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert max(map(len, lines[start : start + 6])) <= 80
     assert f"copying/{folder_name(label)}/seed-0-lr-0.001: done, accuracy" in told
     assert "Divergent seed 0 lr-0.01: diverged: the loss is not finite" in told
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = [make_row(job) for job in read_table(tmp_path)]
     mine = [row for row in rows if row["mixer"] == label]
     assert all(row["mixer_args"]["n_heads"] == 2 for row in mine)
     assert [(row["seed"], row["lr"]) for row in mine[:2]] == [(0, 0.001), (0, 0.01)]
@@ -407,7 +409,7 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     # the same command has nothing left to do but what did not end well
     before = {row["folder"]: row.get("seconds") for row in rows}
     assert main([*words, "--seeds", "0", "4"]) == 1
-    again = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    again = [make_row(job) for job in read_table(tmp_path)]
     assert {row["folder"]: row.get("seconds") for row in again} == before
     assert "2 of 4 jobs are already done" in capsys.readouterr().out
     # another command in the same folder adds to what is there, and one that is refused takes nothing away

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.lab.bench import Entry, make_jobs
-from linrec.lab.bench.speed import _step_bytes, speed_by_length, state_elements
+from linrec.lab.bench.worker import _step_bytes, speed_by_length, state_elements
 from tests.lab.bench.test_running import TINY
 
 OWN = f"{__package__}.own_mixers"
@@ -12,7 +12,7 @@ OWN = f"{__package__}.own_mixers"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("linrec.lab.bench.speed.STEP_SECONDS", 0.01)
+    monkeypatch.setattr("linrec.lab.bench.worker.STEP_SECONDS", 0.01)
 
 
 def test_the_bytes_of_a_step_are_those_at_its_peak():
@@ -36,7 +36,7 @@ def test_steps_are_measured_at_several_lengths(monkeypatch):
         seen.append(inputs.shape)
         objective(inputs, *others)
 
-    monkeypatch.setattr("linrec.lab.bench.speed.train_step", counted)
+    monkeypatch.setattr("linrec.lab.bench.worker.train_step", counted)
     (job,) = make_jobs([TINY], ["gla"], [0])
     found = speed_by_length(job.config, sequences_per_second=1e9)
     # 9 steps in batches of 8

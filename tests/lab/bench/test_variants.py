@@ -8,7 +8,7 @@ from linrec.lab.bench.jobs import write_job
 from linrec.lab.bench.variants import folder_name, parse_variant, short, split_list
 from linrec.lab.train import ConfigError
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.arguments import complete_mixer_args
+from linrec.models.config import complete_mixer_args
 
 OWN = f"{__package__}.own_mixers"
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from linrec.files import read_json
 from linrec.lab.corpora import Shards, TextCounts, TextFiles, default_cache, tokenised
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.corpora.shards import write_shards
 from linrec.text import ByteTokenizer, DataError
 from tests.text.conftest import TEXT

@@ -89,7 +89,7 @@ def test_the_identity_changes_with_the_text_and_not_with_its_place(write, tmp_pa
 
 
 def test_large_files_are_known_without_being_read(write, monkeypatch):
-    monkeypatch.setattr("linrec.lab.corpora.files.HASHED", 3)
+    monkeypatch.setattr("linrec.lab.corpora.texts.HASHED", 3)
     file = write(a__txt="long") / "a.txt"
     before = TextFiles(file).identity()
     assert before == {"train": [[str(file), 4, file.stat().st_mtime_ns]]}

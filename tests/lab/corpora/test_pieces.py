@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from linrec.lab.corpora import TextCounts
-from linrec.lab.corpora.pieces import Counter, Piece, batches, pieces
+from linrec.lab.corpora.shards import Counter, Piece, batches, pieces
 from tests.text.conftest import TEXT
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("linrec.lab.corpora.pieces.PIECE", 50)
-    monkeypatch.setattr("linrec.lab.corpora.pieces.LOOK_BACK", 20)
+    monkeypatch.setattr("linrec.lab.corpora.shards.PIECE", 50)
+    monkeypatch.setattr("linrec.lab.corpora.shards.LOOK_BACK", 20)
 
 
 def test_pieces_are_the_documents_again(small):
@@ -43,8 +43,8 @@ def test_pieces_are_cut_before_a_single_space_between_words(small):
 
 def test_tokens_of_pieces_are_those_of_the_whole(bpe, monkeypatch):
     # long enough for a place to cut at in every one
-    monkeypatch.setattr("linrec.lab.corpora.pieces.PIECE", 200)
-    monkeypatch.setattr("linrec.lab.corpora.pieces.LOOK_BACK", 150)
+    monkeypatch.setattr("linrec.lab.corpora.shards.PIECE", 200)
+    monkeypatch.setattr("linrec.lab.corpora.shards.LOOK_BACK", 150)
     rng = random.Random(0)
     words = TEXT.split()
     text = "".join(
@@ -56,8 +56,8 @@ def test_tokens_of_pieces_are_those_of_the_whole(bpe, monkeypatch):
 
 
 def test_batches_keep_order_and_are_bounded(monkeypatch):
-    monkeypatch.setattr("linrec.lab.corpora.pieces.BATCH_CHARACTERS", 10)
-    monkeypatch.setattr("linrec.lab.corpora.pieces.BATCH_PIECES", 4)
+    monkeypatch.setattr("linrec.lab.corpora.shards.BATCH_CHARACTERS", 10)
+    monkeypatch.setattr("linrec.lab.corpora.shards.BATCH_PIECES", 4)
     found = [Piece("x" * n, True, True) for n in (3, 3, 3, 3, 1, 1, 1, 1, 12, 2)]
     grouped = list(batches(found))
     assert [[len(piece.text) for piece in batch] for batch in grouped] == [[3, 3, 3, 3], [1] * 4, [12], [2]]

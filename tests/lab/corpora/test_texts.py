@@ -57,7 +57,7 @@ def test_cuts_do_not_depend_on_blocks(write, monkeypatch):
     texts = TextFiles(write(a__txt="abcdefghij" * 5, b__txt="klm"))
     whole = cut(texts, validation=0.3, test=0.1)
     for block in (1, 7, 50):
-        monkeypatch.setattr("linrec.lab.corpora.files.BLOCK", block)
+        monkeypatch.setattr("linrec.lab.corpora.texts.BLOCK", block)
         assert cut(texts, validation=0.3, test=0.1) == whole
 
 

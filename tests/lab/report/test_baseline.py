@@ -40,14 +40,12 @@ def test_the_verdict_is_on_means_and_the_spread_of_the_baseline(metric, scores, 
 
 
 def rows_of(*folders: Path) -> str:
-    """Lines as `linrec bench` writes them."""
+    """Return lines of a table; the last run has not finished."""
     rows = []
     for folder in folders:
         stored, result = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "result"))
-        rows.append({"status": "done", **result, "config": stored["config"]})
-    return "".join(
-        json.dumps(row) + "\n" for row in [*rows, {"status": "killed", "config": rows[0]["config"]}]
-    )
+        rows.append({"folder": folder.name, "config": stored["config"], "result": result})
+    return "".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "folder": "late", "result": None}])
 
 
 @pytest.fixture
@@ -106,10 +104,11 @@ def test_results_of_runs_are_a_baseline_and_what_it_lacks_is_said(runs, make_run
     ("text", "complaint"),
     [
         (None, "rows.jsonl cannot be read: No such file"),
-        ("{", "must be rows.jsonl of linrec bench, or result.json of a run"),
-        ('{"config": {}}\n', "must be rows.jsonl of linrec bench.*does not fit this version"),
-        ("[1]\n", "must be rows.jsonl"),
-        ("", "no run of the baseline has the configuration of one of these"),
+        ("{", "line 1 of .*rows.jsonl cannot be used"),
+        ('{"folder": "a", "config": {}, "result": {}}\n', "must be rows.jsonl of a table.*does not fit this"),
+        ('{"folder": "a", "config": {}}\n', "no run of the baseline has the configuration"),
+        ('{"folder": "a", "config": {}, "status": "done"}\n', "of an earlier version; give the folder"),
+        ("[1]\n", "`the line` must be an object"),
     ],
 )
 def test_a_baseline_that_says_nothing_is_refused(make_run, tmp_path, text, complaint):

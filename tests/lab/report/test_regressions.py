@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linrec.lab.report import group_runs, write_report
-from linrec.lab.report.curves import draw_learning_curves
+from linrec.lab.report.pictures import draw_learning_curves
 from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import SequenceClassifierConfig

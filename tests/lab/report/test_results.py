@@ -11,18 +11,15 @@ import pytest
 from linrec.cli.bench import _spread
 from linrec.cli.options import BenchOptions
 from linrec.cli.parsing import parse, peek
+from linrec.cli.train import config_of, options_type
 from linrec.lab.bench import get_suite, make_jobs
 from linrec.lab.bench.queue import read_queue
-from linrec.lab.bench.rows import make_row
-from linrec.lab.bench.standings import standings
+from linrec.lab.bench.rows import make_row, standings
 from linrec.lab.report import group_runs, read_runs
-from linrec.lab.report.over_seeds import format_mean_and_spread
-from linrec.lab.report.page import _means
-from linrec.lab.report.scores import FORMATS
-from linrec.lab.report.stored import read_stored
-from linrec.lab.report.tables import CURVES, POINTS
+from linrec.lab.report.records import CURVES, POINTS, read_stored
+from linrec.lab.report.scores import FORMATS, format_mean_and_spread
+from linrec.lab.report.write import means
 from linrec.lab.train import get_recipe
-from linrec.lab.train.options import config_of, options_type
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +39,7 @@ def reported() -> set[str]:
             of_jobs = standings([make_row(job) for job in stored])
             found |= {format_mean_and_spread(each.scores, FORMATS[each.metric]) for each in of_jobs}
         else:
-            found |= {text for arm in group_runs(read_runs([table])) for text in _means(arm).values()}
+            found |= {text for arm in group_runs(read_runs([table])) for text in means(arm).values()}
     return found
 
 
@@ -54,7 +51,7 @@ def test_readme_and_docs_have_the_digits_of_reports(page: Path, reported: set[st
 
 def test_the_readme_has_the_test_accuracies_of_memory_horizon() -> None:
     arms = group_runs(read_runs([RESULTS / "memory-horizon" / "memory-horizon-tuned"]))
-    sentence = " data-controlled and ".join(_means(arm)["test accuracy"] for arm in arms)
+    sentence = " data-controlled and ".join(means(arm)["test accuracy"] for arm in arms)
     assert f"{sentence} fixed" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 

@@ -210,11 +210,11 @@ def test_half_a_table_is_not_overwritten_and_a_failure_leaves_nothing(
             "rows.jsonl",
             0,
             '{"folder": "arms/data-0"}',
-            r"the row of .*data-0 cannot be used: it has no config",
+            r"data-0 cannot be used: its row has no config",
         ),
         ("rows.jsonl", 0, '{"folder": "arms/data-0", "config": 3}', r"data-0/config\.json cannot be used"),
-        ("rows.jsonl", 0, '{"folder": "arms/data-0", "job": 3}', "`job` and `extra` must be objects"),
-        ("rows.jsonl", 0, '{"folder": "arms/data-0", "job": {}}', "cannot be used: it has no 'task'"),
+        ("rows.jsonl", 0, '{"folder": "arms/data-0", "job": 3}', "`job` must be an object or null; got 3"),
+        ("rows.jsonl", 0, '{"folder": "arms/data-0", "job": {}}', "cannot be used: it has no 'job.task'"),
         (
             "rows.jsonl",
             0,
@@ -225,7 +225,7 @@ def test_half_a_table_is_not_overwritten_and_a_failure_leaves_nothing(
             "rows.jsonl",
             0,
             '{"folder": "arms/data-0", "config": {}, "extra": {"perplexity": {}}}',
-            r"perplexity\.json cannot be used: it has no 'data'\. Delete it, or evaluate again",
+            "cannot be used: it has no 'extra.perplexity.data'",
         ),
         ("rows.jsonl", 1, '{"folder": "arms/data-0"}', "have other runs"),
         ("curves.jsonl", 0, None, "have other runs"),
@@ -253,6 +253,28 @@ def test_a_broken_table_is_one_line(
     with pytest.raises(RunFolderError, match=message) as error:
         read_runs([table])
     assert "\n" not in str(error.value)
+
+
+def test_further_numbers_of_a_run_are_in_its_row(make_run: RunMaker, tmp_path: Path) -> None:
+    run = make_run("a", checkpoint=False)
+    (run / "extra-copies.json").write_text('{"loss": 1.5}')
+    collect_runs([run], tmp_path / "table")
+    assert lines(tmp_path / "table" / "rows.jsonl")[0]["extra"] == {"copies": {"loss": 1.5}}
+    (run / "extra-sample.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=r"a cannot be used: it has no 'sample\.text'"):
+        read_runs([run])
+
+
+def test_a_run_folder_is_newer_than_its_row(make_run: RunMaker) -> None:
+    make_run("a", checkpoint=False, finished=False)
+    make_run("b", checkpoint=False, seed=1)
+    collect_runs([make_run.root], make_run.root)
+    (make_run.root / "b" / "config.json").unlink()
+    make_run("c", checkpoint=False, seed=2)
+    with (make_run.root / "a" / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 99, "split": "train", "loss": 1.0}) + "\n")
+    runs = read_runs([make_run.root])
+    assert [(run.path.name, run.metrics[-1]["step"]) for run in runs] == [("a", 99), ("b", 30), ("c", 30)]
 
 
 def test_a_table_needs_both_files(table: Path) -> None:

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from linrec.lab.tasks import NO_TARGET, Batch, LanguageModeling, TokenSplit
 from linrec.lab.train import ConfigError, InterruptedRunError, TrainConfig, fit, load_run
 from linrec.lab.train import loop as loop_module
-from linrec.lab.train.carried import Carried
 from linrec.lab.train.checkpoint import CURRENT
 from linrec.lab.train.data import Batches
 from linrec.lab.train.fabric import Fabric, make_fabric
-from linrec.lab.train.loop import _check_carried
-from linrec.lab.train.step import Objective, evaluate, train_step
+from linrec.lab.train.start import build_model
+from linrec.lab.train.step import Carried, Objective, evaluate, train_step
 from linrec.models import LanguageModel, MemoryConfig
 from tests.tiers import tiered
 
@@ -247,6 +246,5 @@ def test_what_cannot_carry_a_state_is_refused(tiny: Tiny, tmp_path: Path) -> Non
     ):
         fit(dataclasses.replace(config, model=growing), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    _, model = objective_of(config)
     with pytest.raises(ConfigError, match="is for a single process; got 2"):
-        _check_carried(model, 2)
+        build_model(config, torch.device("cpu"), 2, None)

@@ -10,12 +10,11 @@ import torch
 
 from linrec.lab.tasks import Batch, LanguageModeling
 from linrec.lab.train import InterruptedRunError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
-from linrec.lab.train.fabric import make_fabric
+from linrec.lab.train.fabric import deterministic, make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
-from linrec.lab.train.state import deterministic, matmul_precision
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, reads_values, train_step
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 
 from .test_carried import carrying
 from .test_regression import ADDING, config_of

@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from linrec.lab.train.display import Display
-from linrec.lab.train.result import Progress, Reporter
+from linrec.cli.display import Display
+from linrec.lab.train.progress import Progress, Reporter
 
 PROGRESS = Progress(12_345, 15_900, loss=2.3456, accuracy=0.1234, steps_per_second=151.2)
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.lab.train.muon import COEFFICIENTS, STEPS, Muon, orthogonalized
+from linrec.lab.train.optim import COEFFICIENTS, STEPS, Muon, orthogonalized
 from linrec.testing import assert_agree, generator
 
 SHAPES = [(6, 3), (3, 6), (3, 6), (4, 4)]

@@ -8,10 +8,10 @@ import pytest
 
 from linrec import mixers
 from linrec.cli.parsing import option_names, parse
+from linrec.cli.train import config_of, options_type
 from linrec.lab.train import get_recipe, recipe_names
 from linrec.lab.train.config import config_from_dict, config_to_dict
-from linrec.lab.train.options import config_of, options_type
-from linrec.models.arguments import complete_mixer_args
+from linrec.models.config import complete_mixer_args
 from tests.tiers import thorough
 
 
@@ -76,7 +76,7 @@ def test_a_hybrids_configuration_survives_json() -> None:
     assert config.model.mixer_args["gate_loop"]["magnitude_init"] == (0.5, 0.9)
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
     wrong = dataclasses.replace(model, mixer_args={"lru": {"n_heads": 2}})
-    with pytest.raises(ValueError, match="the mixer 'lru' has no argument 'n_heads'"):
+    with pytest.raises(ValueError, match="no argument of mixer 'lru' called 'n_heads'"):
         dataclasses.replace(config, model=wrong)
 
 
@@ -92,3 +92,10 @@ def test_sizes_that_the_task_gives_are_no_options() -> None:
 def test_paths_are_paths() -> None:
     hints = typing.get_type_hints(options_type(get_recipe("memory-horizon")))
     assert hints["out"] == Path | None
+
+
+@pytest.mark.parametrize("name", ["memory-horizon", "lra-listops"])
+def test_every_option_of_a_model_is_described(name: str) -> None:
+    model = options_type(get_recipe(name))().model
+    described = inspect.getdoc(type(model)) or ""
+    assert all(f"    {field.name}: " in described for field in dataclasses.fields(model))

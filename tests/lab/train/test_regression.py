@@ -11,13 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from linrec.cli.display import Display
 from linrec.cli.main import main
 from linrec.lab.tasks import Split, Task
 from linrec.lab.tasks.dynamics import Adding, MackeyGlass
 from linrec.lab.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
-from linrec.lab.train.display import Display
 from linrec.lab.train.fabric import make_fabric
-from linrec.lab.train.result import Progress
+from linrec.lab.train.progress import Progress
 from linrec.lab.train.step import Objective, evaluate, train_step
 from linrec.models import ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from tests.tiers import thorough

@@ -24,7 +24,7 @@ from linrec.lab.train import (
     load_run,
 )
 from linrec.lab.train.checkpoint import CURRENT, PREVIOUS
-from linrec.lab.train.interrupt import Interrupt
+from linrec.lab.train.progress import Interrupt
 from tests.tiers import thorough
 
 from .test_checkpoint import full_disk, truncate

@@ -8,7 +8,7 @@ import pytest
 
 from linrec.files import read_json
 from linrec.lab.train import RunFolderError, TrainConfig, TrainError, fit, load_run
-from linrec.lab.train.metrics import MetricsLog, read_metrics
+from linrec.lab.train.records import MetricsLog, read_metrics
 from linrec.lab.train.run import read_result, write_json
 
 

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from linrec.lab.train import OptimConfig
-from linrec.lab.train.schedule import cut_warmup, schedule_factor
+from linrec.lab.train.optim import cut_warmup, schedule_factor
 
 WARMUP, TOTAL = 10, 110
 COSINE = OptimConfig(lr=0.01, warmup_steps=WARMUP)

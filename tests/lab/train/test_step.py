@@ -28,7 +28,7 @@ from linrec.lab.train.step import (
     train_step,
 )
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.models.regional import compiling
+from linrec.models.compilation import compiling
 from tests.mixers import variants
 from tests.mixers.test_interface import OnTheDevice
 from tests.models import test_stack_memory as stacks

@@ -1,84 +1,37 @@
 """`report.html` of a suite: a single page with all results, readable without network access."""
 
 import json
-import re
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogFormatterSciNotation, LogLocator, NullLocator
 
 from linrec.files import make_subfolder, write_text
-from linrec.lab.bench.pictures import drawings
-from linrec.lab.bench.standings import Standing, level, standings
-from linrec.lab.bench.widths import equally_many
-from linrec.lab.report import markup, style
-from linrec.lab.report.over_seeds import mean_and_spread
-from linrec.lab.report.scores import FORMATS, better
-
-__all__ = ["write_page"]
+from linrec.lab.bench.jobs import equally_many
+from linrec.lab.bench.rows import Standing, level, standings
+from linrec.lab.bench.variants import short
+from linrec.lab.report import style
+from linrec.lab.report.pages import Picture, render
+from linrec.lab.report.scores import FORMATS, better, mean_and_spread
 
 PAGE = "report.html"
 PICTURES = "pictures"
 NUMBERS = ("score", "±", "chance", "trivial", "longest", "seeds", "parameters", "state", "tokens/s", "MiB")
 HEAD = ("task", "mixer", *NUMBERS[:2], "metric", *NUMBERS[2:], "job")
-
-# sorts a table by the column whose heading is clicked, and hides the rows that lack the words of the filter
-SCRIPT = """
-<script>
-for (const table of document.querySelectorAll("table.sortable")) {
-  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
-  const value = (row, column) => row.cells[column].dataset.value ?? row.cells[column].textContent;
-  const sort = (column, sign) => {
-    const rows = [...body.rows].sort((one, other) => {
-      const [a, b] = [value(one, column), value(other, column)];
-      const [x, y] = [parseFloat(a), parseFloat(b)];
-      // empty cells come last in both directions
-      if (a === "" || b === "") return (a === "") - (b === "");
-      return sign * (Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y);
-    });
-    body.append(...rows);
-    heads.forEach((head, place) =>
-      head.setAttribute("aria-sort", place !== column ? "none" : sign > 0 ? "ascending" : "descending"));
-  };
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () =>
-    sort(column, head.getAttribute("aria-sort") === "ascending" ? -1 : 1)));
-  document.getElementById("filter").addEventListener("input", event => {
-    const words = event.target.value.toLowerCase().split(/\\s+/);
-    for (const row of body.rows)
-      row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
-  });
+# line styles of the baselines
+LEVELS = {"chance": "--", "trivial_score": ":"}
+AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
+# labels of the x axes of probes, by kind
+LENGTH = {"length": "length"}
+NOISE = {
+    "noise": "standard deviation of white noise",
+    "salt-and-pepper": "share of pixels made black or white",
 }
-</script>
-"""
-STYLE = """
-<style>
-body { max-width: 84rem; }
-body > p, aside { max-width: 60rem; }
-th button { all: unset; cursor: pointer; }
-th button:focus-visible { outline: 2px solid currentColor; }
-th[aria-sort=ascending] button::after { content: " ↑"; }
-th[aria-sort=descending] button::after { content: " ↓"; }
-#filter { font: inherit; padding: .3rem .6rem; width: 100%; max-width: 24rem; }
-.label { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
-.pictures { columns: 30rem; column-gap: 2rem; }
-.pictures section { break-inside: avoid; padding-top: 2.5rem; }
-.pictures h2 { margin-top: 0; }
-td { vertical-align: top; }
-/* opens below its row, not within its column */
-td details { --wide: min(60rem, 100vw - 4rem); width: 6rem; }
-td details pre {
-  width: var(--wide); margin-left: calc(6rem - var(--wide)); white-space: pre-wrap; overflow-wrap: anywhere;
-}
-@media print {
-  /* nothing scrolls on paper */
-  .scroll { overflow: visible; }
-  .sortable { font-size: .6rem; }
-  .sortable :is(th, td) { padding-right: .5rem; }
-  .sortable .label { min-width: 5rem; }
-  .pictures { columns: auto; }
-  #filter, .sortable :is(th, td):last-child { display: none; }
-}
-</style>
-"""
 
 
 def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path:
@@ -97,36 +50,29 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     pictures = make_subfolder(out, PICTURES)
     drawn = [
         [
-            markup.Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
+            Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
             for name, heading, caption, figure in drawings(task, table)
         ]
         for task in tasks
     ]
-    ended = sum(row["status"] == "done" for row in rows)
-    where = sorted({device["name"] for row in rows if "name" in (device := row.get("device") or {})})
+    devices = sorted({device["name"] for row in rows if "name" in (device := row.get("device") or {})})
     bad = [row for row in rows if row["status"] not in ("done", "not run")]
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
         sentences.append(f"Jobs that have not been run: {left}; the command of the suite runs them.")
     sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
-    page = markup.document(
-        title,
-        [
-            STYLE,
-            f"<h1>{markup.text(title)}</h1>",
-            f'<p class="soft">{ended} of {len(rows)} jobs are done. {markup.text(", ".join(where))}</p>',
-            markup.missing(sentences),
-            "<h2>Scores</h2>",
-            '<p><input id="filter" type="search" placeholder="filter" aria-label="filter rows"></p>',
-            _leaderboard(table, rows),
-            '<p class="soft">Mean and standard deviation over seeds on the test split. '
-            "Click a heading to sort; lower is better for mse and perplexity. Chance is a uniform guess; "
-            "trivial is the best predictor that ignores its input, and scores that do not beat it are grey. "
-            "Longest is the score on the longest samples that the task is tested on. State is the number of "
-            "elements in the state at the end of a sequence.</p>",
-            *(f'<div class="pictures">{"".join(map(_section, of_task))}</div>' for of_task in drawn),
-            SCRIPT,
-        ],
+    page = render(
+        "suite.html",
+        title=title,
+        program="",
+        ended=sum(row["status"] == "done" for row in rows),
+        of_all=len(rows),
+        devices=", ".join(devices),
+        sentences=sentences,
+        head=HEAD,
+        numbers=NUMBERS,
+        leaderboard=[_line(standing, rows) for standing in table],
+        pictures=drawn,
     )
     write_text(out / PAGE, page)
     return out / PAGE
@@ -142,73 +88,48 @@ def _unequal(task: str, table: Sequence[Standing]) -> str:
     return f"{task}: equal parameters: {smallest} has {fewest:,} parameters, {largest} has {most:,}."
 
 
-def _section(picture: markup.Picture) -> str:
-    return f"<section>{markup.picture(picture)}</section>"
+class _Cell(NamedTuple):
+    """A cell of the leaderboard: its text, its class in CSS, and the value that it is sorted by."""
+
+    text: str
+    kind: str = "number"
+    value: float | str | None = ""
 
 
-def _leaderboard(table: Sequence[Standing], rows: Sequence[dict[str, Any]]) -> str:
-    body = "\n".join(f"<tr>{_cells(standing, rows)}</tr>" for standing in table)
-    titles = "".join(
-        f'<th aria-sort="none"{" class=number" * (title in NUMBERS)}><button>{title}</button></th>'
-        for title in HEAD
-    )
-    return (
-        f'<div class="scroll"><table class="sortable">\n<thead><tr>{titles}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
+def _number(value: float | None, form: str = "", after: str = "", missing: str = "") -> _Cell:
+    return _Cell(missing) if value is None else _Cell(f"{format(value, form)}{after}", value=value)
 
 
-def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
+def _line(standing: Standing, of_all: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of a line of the leaderboard, for the template."""
     chance, trivial = (level(of_all, standing.task, name) for name in ("chance", "trivial_score"))
-    names = f'<td>{markup.text(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
-    scores, rows = standing.scores, standing.rows
-    first = (rows or standing.failed)[0]
-    form, spread = FORMATS[standing.metric], None
+    scores, rows, form = standing.scores, standing.rows, FORMATS[standing.metric]
+    first, spread, longest = (rows or standing.failed)[0], None, _Cell("")
     if rows:
         score, spread = mean_and_spread(scores)
-        weak = trivial is not None and not better(standing.metric, score, trivial)
-        reached = _number(score, form, soft=weak)
+        reached = _number(score, form)
+        if trivial is not None and not better(standing.metric, score, trivial):
+            reached = reached._replace(kind="number soft")
     else:
-        failed = markup.text(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
-        reached = f'<td class="number" data-value="">{failed}</td>'
-    config = markup.text(json.dumps(first["config"], indent=1))
-    told = f"<pre>{markup.text(first['command'])}\n\n{config}</pre>"
+        reached = _Cell(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
+    if by_length := standing.probes.get("length"):
+        length, of_length = max(by_length.items())
+        longest = _number(mean_and_spread(of_length).mean, form, after=f" at {length:,}")
     cells = [
         reached,
         _number(spread, form, missing="1 seed" if len(rows) == 1 else ""),
-        f"<td>{markup.text(standing.metric)}</td>",
+        _Cell(standing.metric, "", None),
         _number(chance, ".3g"),
         _number(trivial, form),
-        _longest(standing),
+        longest,
         _number(len(rows) or None, "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
         _number(standing.parameters, ",d"),
         _number(standing.state if rows else None, ",d"),
         _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),
         _number(_mean([_memory(row) for row in rows]), ",.0f"),
-        f"<td><details><summary>seed {first['seed']}</summary>{told}</details></td>",
     ]
-    return names + "".join(cells)
-
-
-def _longest(standing: Standing) -> str:
-    if not (by_length := standing.probes.get("length")):
-        return _number(None)
-    length, scores = max(by_length.items())
-    return _number(mean_and_spread(scores).mean, FORMATS[standing.metric], after=f" at {length:,}")
-
-
-def _breakable(label: str) -> str:
-    return re.sub(r"([(,+:=])", r"\1<wbr>", markup.text(label))
-
-
-def _number(
-    value: float | None, form: str = "", *, soft: bool = False, after: str = "", missing: str = ""
-) -> str:
-    """Return a table cell that sorts by its value instead of its text."""
-    classes = "number soft" if soft else "number"
-    if value is None:
-        return f'<td class="{classes}" data-value="">{missing}</td>'
-    return f'<td class="{classes}" data-value="{value}">{format(value, form)}{after}</td>'
+    told = {"task": standing.task, "mixer": standing.mixer, "seed": first["seed"], "cells": cells}
+    return {**told, "command": first["command"], "config": json.dumps(first["config"], indent=1)}
 
 
 def _memory(row: dict[str, Any]) -> float | None:
@@ -221,3 +142,207 @@ def _memory(row: dict[str, Any]) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean_and_spread(known).mean if known else None
+
+
+class Drawing(NamedTuple):
+    """A figure with the name of its file, without suffix, its heading and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
+    """Return the drawings of a task from the standings, or an empty list if no job of the task is done."""
+    shown = [standing for standing in table if standing.task == task and standing.rows]
+    rows = [row for standing in shown for row in standing.rows]
+    if not rows:
+        return []
+    found, metric = [], rows[0]["metric"]
+    # the perplexity of the trivial predictor is many times that of a model
+    levels = metric != "perplexity"
+    and_levels = f" {AND_LEVELS}" * levels
+    if any(row["curve"] for row in rows):
+        # perplexity is a function of the loss, so the loss panel is enough
+        panels = [_Panel(_curve(1), "step", "validation loss")]
+        if metric == "accuracy":
+            panels.append(_Panel(_curve(2), "step", "validation accuracy", levels=True))
+        elif metric == "mse":
+            panels = [_Panel(_curve(1), "step", "validation mse", levels=True, log=True)]
+        caption = "Scores on the validation split during training: mean over seeds, and lowest to highest."
+        found.append(Drawing("curves", "learning curves", caption + and_levels, _figure(shown, panels)))
+    for name, title, kinds, on in (
+        ("lengths", "score by length", LENGTH, "samples of lengths other than the training length"),
+        (
+            "noise",
+            "score by noise",
+            NOISE,
+            "test images without noise (0) and with noise; training is without noise",
+        ),
+    ):
+        panels = [
+            _Panel(_probes(kind), x, metric, ticks=ticks, levels=levels)
+            for kind, x in kinds.items()
+            if len(ticks := {tick for standing in shown for tick in standing.probes.get(kind, ())}) > 1
+        ]
+        if panels:
+            found.append(Drawing(name, title, f"Score on {on}.{and_levels}", _figure(shown, panels)))
+    if len(shown) > 1:
+        caption = (
+            "Score of every seed by the number of elements in the state at the end of a sequence. The state "
+            f"of attention is its whole cache.{and_levels}"
+        )
+        panel = _Panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=levels)
+        found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel], points=True)))
+    if speeds := [found for row in rows for found in row["speed_by_length"] or ()]:
+        caption = (
+            "Training steps on random inputs, without torch.compile, with the same number of tokens per "
+            "batch: mean over seeds, and lowest to highest. Jobs that shared a device slowed each other. "
+            "Memory is the peak memory of a step, excluding model and optimiser."
+        )
+        lengths = {speed["length"] for speed in speeds}
+        panels = [_Panel(_by_length("tokens_per_second", 1), "length", "tokens/s", ticks=lengths, log=True)]
+        if any(speed["step_bytes"] is not None for speed in speeds):
+            memory = _by_length("step_bytes", 2**20)
+            panels.append(_Panel(memory, "length", "MiB of a step", ticks=lengths, log=True))
+        found.append(Drawing("speed", "speed and memory by length", caption, _figure(shown, panels)))
+    return [
+        # a file's name has no slash
+        drawing._replace(name=f"{task.replace('/', '-')}-{drawing.name}", title=f"{task}: {drawing.title}")
+        for drawing in found
+    ]
+
+
+Draw = Callable[[Axes, Standing, int], None]
+
+
+class _Panel(NamedTuple):
+    """A part of a picture; its x axis has ticks at `ticks`, and is logarithmic if they are positive."""
+
+    draw: Draw
+    x: str
+    y: str
+    ticks: Collection[float] = ()
+    levels: bool = False
+    log: bool = False
+
+
+def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[float]:
+    """Return the ticks whose labels do not overlap, on an axis with `place`: `math.log` or `float`.
+
+    Example:
+        >>> _apart([11664, 4608, 144, 4864], math.log)
+        [144, 4608, 11664]
+    """
+    room = (place(max(ticks)) - place(min(ticks))) / 7
+    kept: list[float] = []
+    for tick in sorted(set(ticks)):
+        if not kept or place(tick) - place(kept[-1]) >= room:
+            kept.append(tick)
+    return kept
+
+
+def _figure(shown: Sequence[Standing], panels: Sequence[_Panel], *, points: bool = False) -> Figure:
+    """Draw every mixer in every panel, as lines or `points`; panels are stacked, for narrow screens."""
+    figure = style.make_figure(height=2.9 * len(panels))
+    rows = [row for standing in shown for row in standing.rows]
+    for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
+        for place, standing in enumerate(shown):
+            panel.draw(axes, standing, place)
+        style.finish_axes(axes, x=panel.x, y=panel.y)
+        if panel.ticks:
+            positive = min(panel.ticks) > 0
+            axes.set_xscale("log" if positive else "linear")
+            axes.minorticks_off()
+            ticks = _apart(panel.ticks, math.log if positive else float)
+            axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        if panel.log:
+            axes.set_yscale("log")
+            lowest, highest = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest / lowest < 100 else (1,)))
+            axes.yaxis.set_major_formatter(
+                EngFormatter(sep="") if highest > 1000 else LogFormatterSciNotation()
+            )
+            axes.yaxis.set_minor_locator(NullLocator())
+        for name, dashes in LEVELS.items() if panel.levels else ():
+            if (value := level(rows, shown[0].task, name)) is not None:
+                axes.axhline(value, color=style.GREY, linestyle=dashes, linewidth=1)
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=style.colour(place),
+            linestyle="" if points else style.dashes(place),
+            marker=style.point(place) if points else "",
+            label=short(standing.mixer),
+        )
+        for place, standing in enumerate(shown)
+    ]
+    style.add_legend(figure, handles)
+    return figure
+
+
+def _curve(column: int) -> Draw:
+    """Return a function that draws a column of the learning curves: 1 for the loss, 2 for the accuracy."""
+
+    def draw(axes: Axes, standing: Standing, place: int) -> None:
+        curves = [row["curve"] for row in standing.rows if row["curve"]]
+        # a run that ended early has fewer points than the others
+        steps = [point[0] for point in min(curves, key=len, default=[])]
+        # a file of others may lack an accuracy
+        values = [
+            [math.nan if point[column] is None else point[column] for point in curve[: len(steps)]]
+            for curve in curves
+        ]
+        _draw(axes, steps, values, place)
+
+    return draw
+
+
+def _by_length(name: str, unit: float) -> Draw:
+    """Return a function that draws a measurement by length, at the lengths that every seed has."""
+
+    def draw(axes: Axes, standing: Standing, place: int) -> None:
+        seeds: list[dict[int, Any]] = [
+            {speed["length"]: speed[name] for speed in row["speed_by_length"] or ()} for row in standing.rows
+        ]
+        lengths = [length for length in seeds[0] if all(seed.get(length) is not None for seed in seeds)]
+        values = [[seed[length] / unit for length in lengths] for seed in seeds]
+        _draw(axes, lengths, values, place, marker=style.point(place))
+
+    return draw
+
+
+def _probes(kind: str) -> Draw:
+    """Return a function that draws the scores on a kind of probe."""
+
+    def draw(axes: Axes, standing: Standing, place: int) -> None:
+        if scores := standing.probes.get(kind):
+            seeds = [list(of_seed) for of_seed in zip(*scores.values(), strict=True)]
+            _draw(axes, [*scores], seeds, place)
+
+    return draw
+
+
+def _draw_state(axes: Axes, standing: Standing, place: int) -> None:
+    sizes = [_state(standing)] * len(standing.scores)
+    axes.plot(sizes, standing.scores, style.point(place), color=style.colour(place), alpha=0.8)
+
+
+def _draw(
+    axes: Axes,
+    x: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    place: int,
+    marker: style.Marker = "",
+) -> None:
+    columns = zip(*rows, strict=True)
+    style.draw_mean_and_range(
+        axes, x, columns, colour=style.colour(place), style=style.dashes(place), marker=marker
+    )
+
+
+def _state(standing: Standing) -> int:
+    # an empty state is drawn at 1, because a logarithmic axis has no 0
+    return max(1, standing.state)

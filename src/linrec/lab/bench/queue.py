@@ -22,7 +22,7 @@ import torch
 from linrec.errors import ConfigError, unknown
 from linrec.files import append_to, make_subfolder, read_json
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
-from linrec.lab.train.interrupt import Interrupt
+from linrec.lab.train.progress import Interrupt
 from linrec.lab.train.run import CONFIG, RESULT, read_records, write_json
 
 __all__ = ["Queue", "QueuedJob", "read_queue"]

@@ -1,25 +1,26 @@
-"""Rows of a suite, a row for each job: configuration, outcome, scores, speed and memory."""
+"""Rows: a flat view of the record of each job; and standings: the rows of a task and a mixer, over seeds."""
 
 import json
+import math
+import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linrec.files import json_line, reason, replacing, write_text
+from linrec.files import reason, replacing
 from linrec.lab.bench.jobs import NAMED
+from linrec.lab.report.records import Stored, read_job, write_table
 from linrec.lab.report.scores import score_of
-from linrec.lab.report.stored import read_job
-from linrec.lab.report.tables import Stored
+from linrec.lab.tasks.images import NOISES
 from linrec.lab.train import TrainError
 
-__all__ = ["make_row", "make_rows", "write_rows"]
-
-ROWS = "rows.jsonl"
 PARQUET = "rows.parquet"
-
 MEASURED = ("chance", "trivial_score", "state_elements", "speed_by_length")
 """The fields that a worker measures after training."""
+# levels of probes: steps, or a share
+LEVEL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?")
 
 
 def make_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -31,37 +32,37 @@ def make_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return [make_row(read_job(folder)) for folder in folders]
 
 
-def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
-    """Write rows as JSON lines, and as Parquet if pyarrow is installed; return the files.
+def write_rows(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Write the jobs as a table of runs, and their rows as Parquet if pyarrow is installed; return the files.
 
-    The Parquet file stores nested values as JSON text.
+    The table is `rows.jsonl` and `curves.jsonl`; see `linrec.lab.report.collect_runs`. The Parquet file has
+    the rows of `make_rows`, with nested values as JSON text.
+
+    Args:
+        folders: folders of jobs, below `out`.
+        out: folder of the suite.
 
     Raises:
         TrainError: a file cannot be written, for example because the disk is full.
     """
-    lines = "".join(json_line(row) for row in rows)
+    jobs = [read_job(folder) for folder in folders]
+    names = [folder.relative_to(out).as_posix() for folder in folders]
     try:
-        write_text(out / ROWS, lines)
-    except OSError as error:
-        raise TrainError(f"could not write {out / ROWS}: {reason(error)}.") from error
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return [out / ROWS]
-    # rows of unfinished jobs lack some columns; Parquet needs the same columns in every row
-    names = dict.fromkeys(name for row in rows for name in row)
-    flat = [{name: _plain(row.get(name)) for name in names} for row in rows]
-    try:
+        files = [*write_table(list(zip(names, jobs, strict=True)), out)]
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            return files
+        rows = [make_row(job) for job in jobs]
+        # rows of unfinished jobs lack some columns; Parquet needs the same columns in every row
+        columns = dict.fromkeys(name for row in rows for name in row)
+        flat = [{name: _plain(row.get(name)) for name in columns} for row in rows]
         with replacing(out / PARQUET) as partial:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), partial)
     except OSError as error:
-        raise TrainError(f"could not write {out / PARQUET}: {reason(error)}.") from error
-    return [out / ROWS, out / PARQUET]
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict | list) else value
+        raise TrainError(f"could not write the rows to {out}: {reason(error)}.") from error
+    return [*files, out / PARQUET]
 
 
 def make_row(stored: Stored) -> dict[str, Any]:
@@ -111,6 +112,100 @@ def make_row(stored: Stored) -> dict[str, Any]:
             return row | {"status": "failed", "message": message}
         row |= dict(zip(("score", "scored_on"), scored, strict=True))
     return row
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The rows of a mixer on a task: of finished jobs at the chosen learning rate, and of failed jobs."""
+
+    task: str
+    mixer: str
+    rows: tuple[dict[str, Any], ...]
+    failed: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """Name of the score: "accuracy", "mse" or "perplexity"."""
+        metric: str = (self.rows or self.failed)[0]["metric"]
+        return metric
+
+    @property
+    def scores(self) -> list[float]:
+        """The score of every seed on the test split."""
+        return [row["score"] for row in self.rows]
+
+    @property
+    def probes(self) -> dict[str, dict[float, list[float]]]:
+        """The scores of every seed by kind of probe and by level, ascending.
+
+        The level of the kind "length" is the number of steps. A kind of noise has the levels in the names of
+        probes, such as 0.2 in "noise 0.2", and the scores on the test split at level 0. Probes that some
+        seed lacks are left out.
+        """
+        if not self.rows:
+            return {}
+        key = "accuracy" if self.metric == "accuracy" else "loss"
+        found: dict[str, dict[float, list[float]]] = {}
+        for name in set.intersection(*({*row["probes"]} for row in self.rows)):
+            kind, _, level = name.rpartition(" ")
+            scores = [row["probes"][name].get(key) for row in self.rows]
+            if None in scores:
+                continue
+            if kind in NOISES and LEVEL.fullmatch(level):
+                found.setdefault(kind, {0: self.scores})[float(level)] = scores
+            elif LEVEL.fullmatch(name) and name.isdecimal():
+                found.setdefault("length", {})[int(name)] = scores
+        return {kind: dict(sorted(by_level.items())) for kind, by_level in found.items()}
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds, failed seeds included."""
+        return len({row["seed"] for row in (*self.rows, *self.failed)})
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of parameters of the model; None if the model cannot be built."""
+        parameters: int | None = (self.rows or self.failed)[0]["parameters"]
+        return parameters
+
+    @property
+    def state(self) -> int:
+        """The number of state elements after a sequence; until it is measured, the model's own count."""
+        first = (self.rows or self.failed)[0]
+        return first["state_size"] if first.get("state_elements") is None else first["state_elements"]
+
+
+def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
+    """Group rows by task and mixer, keeping the learning rate with the lowest validation loss."""
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["task"], row["mixer"]), []).append(row)
+    found = []
+    for (task, mixer), of_both in grouped.items():
+        done = [row for row in of_both if row["status"] == "done"]
+        # the learning rates were tried with a single seed
+        tried = [row for row in done if row["seed"] == done[0]["seed"]]
+        losses = {row["lr"]: validation_loss(row) for row in tried}
+        rate = min(losses, key=lambda lr: losses[lr]) if tried else None
+        failed = tuple(row for row in of_both if row["status"] != "done")
+        found.append(Standing(task, mixer, tuple(row for row in done if row["lr"] == rate), failed))
+    return found
+
+
+def validation_loss(row: dict[str, Any]) -> float:
+    """Return the validation loss by which learning rates are chosen; infinity if it is missing or NaN."""
+    loss: float | None = row["validation"].get("loss")
+    return math.inf if loss is None or math.isnan(loss) else loss
+
+
+def level(rows: Sequence[dict[str, Any]], task: str, name: str) -> float | None:
+    """Return a task's baseline score, "chance" or "trivial_score", or None if no job has computed it."""
+    known = (row.get(name) for row in rows if row["task"] == task)
+    return next((value for value in known if value is not None), None)
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def _lost(row: dict[str, Any], message: str) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from linrec.extras import import_extra
+from linrec.field_types import read_content
 from linrec.files import append_to
-from linrec.lab.bench.jobs import FAILED, OUTCOME
-from linrec.lab.report.stored import read_record
+from linrec.lab.bench.jobs import FAILED
+from linrec.lab.report.records import OUTCOME, Outcome
 from linrec.lab.train.run import write_json
 
 __all__ = ["outcome_of", "run_jobs"]
@@ -111,7 +112,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
     """Return the outcome of a folder's job, or None if the job has not ended."""
-    return read_record(folder / OUTCOME) if (folder / OUTCOME).exists() else None
+    return read_content(folder / OUTCOME, Outcome)
 
 
 def _gpu_share(gpus: int, workers: int) -> float:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from linrec.errors import unknown
+from linrec.errors import unknown, unknown_argument
 from linrec.mixers import canonical
 from linrec.models import MemoryConfig
-from linrec.models.arguments import mixer_parameters
+from linrec.models.config import mixer_parameters
 
 __all__ = ["Variant", "parse_variant", "split_list"]
 
@@ -135,7 +135,7 @@ def _part(part: str, text: str, what: str = "mixer") -> tuple[str, dict[str, Any
     for argument in call.keywords:
         assert argument.arg is not None
         if argument.arg not in parameters:
-            raise unknown(f"argument of {what} {name!r} called", argument.arg, parameters)
+            raise unknown_argument(f"{what} {name!r}", argument.arg, parameters)
         if argument.arg in given:
             raise ValueError(f"`{argument.arg}` of {what} {name!r} is given twice in {text!r}.")
         given[argument.arg] = _value(f"{what} {name!r}", argument)

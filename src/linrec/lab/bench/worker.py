@@ -1,46 +1,65 @@
-"""`python -m linrec.lab.bench.worker FOLDER [STARTER]`: run the job of a folder, and write its outcome."""
+"""`python -m linrec.lab.bench.worker FOLDER [STARTER]`: run the job of a folder, and write its outcome.
+
+After training, the worker measures the state of the model, and the speed and memory of training by length.
+"""
 
 import dataclasses
+import functools
 import math
 import os
 import re
 import signal
+import statistics
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linrec.errors import memory_error
+from linrec.field_types import read_content
 from linrec.files import locked
-from linrec.lab.bench.jobs import FAILED, FILE, NO_DATA, OUTCOME, RUN, first_line, without_data
-from linrec.lab.bench.speed import speed_by_length, state_elements
-from linrec.lab.report.stored import read_record
-from linrec.lab.tasks import Task, judged_by
-from linrec.lab.train import DivergedError, InterruptedRunError, Progress, fit, load_run
+from linrec.lab.bench.jobs import FAILED, NO_DATA, first_line, without_data
+from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord
+from linrec.lab.tasks import Batch, PairedTask, Task, judged_by
+from linrec.lab.train import DivergedError, InterruptedRunError, Progress, TrainConfig, fit, load_run
 from linrec.lab.train.config import config_from_dict
+from linrec.lab.train.data import on_device
+from linrec.lab.train.fabric import make_fabric, matmul_precision
+from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.run import write_json
+from linrec.lab.train.step import Objective, train_step
+from linrec.mixers import Mixer
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
 from linrec.text import DataError
+from linrec.trees import leaves
 
 __all__ = ["run_job", "stop_without"]
+
+LONGEST = 16_384
+STEP_SECONDS = 0.1
+"""Target duration of a step: the batch size is chosen for it, up to the batch size of training."""
+
+SEQUENCE_SECONDS = 1.5
+"""Longest duration of a sequence; lengths whose sequences would take longer are left out."""
+
+SECONDS = 6.0
+"""Time after which no further length is measured; compiling kernels for a length can take most of it."""
 
 
 def run_job(folder: Path) -> str:
     """Train the model of `job.json`, resuming from a checkpoint if there is one, and write `outcome.json`.
 
-    Args:
-        folder: folder of the job.
-
-    Returns:
-        The status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
-        gives the reason.
+    Returns the status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
+    gives the reason.
     """
-    job = read_record(folder / FILE)
-    run = folder / RUN
+    job, run = read_content(folder / JOB, JobRecord), folder / RUN
+    assert job is not None
     status, message = "done", ""
     try:
         # a run that was interrupted before it wrote its configuration starts anew
@@ -123,6 +142,142 @@ def stop_without(starter: int, every: float = 1.0) -> None:
     while os.getppid() == starter:
         time.sleep(every)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def state_elements(config: TrainConfig) -> int:
+    """Return the number of elements in a model's state after a sequence of the task.
+
+    A classifier returns no state. Its count is that of its mixers.
+    """
+    model = make_fabric(config.loop).setup_module(_model(config)).eval()
+    inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
+    returns_state = isinstance(config.model, ModelConfig)
+    states: list[Any] = []
+    for module in () if returns_state else model.modules():
+        if isinstance(module, Mixer):
+            module.register_forward_hook(lambda _, __, result: states.append(result[1]))
+    with torch.no_grad():
+        result = model(inputs)
+    return sum(tensor[0].numel() for tensor in leaves(result[1] if returns_state else states))
+
+
+def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list[dict[str, Any]]:
+    """Measure training steps at the task's length, at a quarter of this length and at four times this length.
+
+    A step is a training step on random inputs with a freshly initialised model: forward, backward, optimiser.
+    Steps run without `torch.compile`, because compiling would take longer than all measurements. Batches have
+    the same number of tokens at all lengths: a training batch's number, or fewer if steps are slow, as
+    `sequences_per_second` of training tells. Lengths that would take too long are left out.
+
+    Returns a dictionary per length, ascending up to 16,384: "length", "batch_size", "tokens_per_second" of
+    the median step, and "step_bytes", the peak memory of a step without model and optimiser. The last two
+    are None if memory ran out or the model refuses the length.
+    """
+    length = _length(config)
+    tokens_per_second = sequences_per_second * length
+    # a batch holds at least a whole sequence of the task
+    tokens = max(length, int(min(config.loop.batch_size * length, STEP_SECONDS * tokens_per_second)))
+    start, measured = time.perf_counter(), []
+    lengths = (length, max(1, length // 4), min(4 * length, max(LONGEST, length)))
+    for steps in dict.fromkeys(lengths):
+        if time.perf_counter() - start > SECONDS or steps > SEQUENCE_SECONDS * tokens_per_second:
+            continue
+        batch_size = max(1, tokens // steps)
+        try:
+            found = _measured(config, _random_batch(config, batch_size, steps))
+        except (torch.OutOfMemoryError, ValueError):
+            found = {"tokens_per_second": None, "step_bytes": None}
+        measured.append({"length": steps, "batch_size": batch_size, **found})
+    return sorted(measured, key=lambda found: found["length"])
+
+
+def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
+    loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
+    fabric = make_fabric(loop)
+    device = fabric.device
+    model = _model(config)
+    objective = fabric.setup_module(Objective(model))
+    steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
+    step = functools.partial(
+        train_step,
+        *on_device(batch, device),
+        fabric=fabric,
+        objective=objective,
+        optimizers=steppers,
+        window=torch.zeros(4, device=device),
+        clip_norm=config.optim.clip_norm,
+    )
+    with matmul_precision(loop.matmul_precision):
+        # warm up: compile kernels and create the optimiser's state
+        step()
+        step_bytes = _step_bytes(step, device)
+        _wait(device)
+        seconds: list[float] = []
+        while sum(seconds) < STEP_SECONDS:
+            start = time.perf_counter()
+            step()
+            _wait(device)
+            seconds.append(time.perf_counter() - start)
+    tokens = batch.inputs.shape[: 2 + len(_pair(config))].numel()
+    return {"tokens_per_second": tokens / statistics.median(seconds), "step_bytes": step_bytes}
+
+
+def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
+    """Return the peak memory that a step allocates, in bytes, or None if torch does not track it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu":
+        return None
+    # the process's peak memory would include everything before this step
+    # without `acc_events`, torch 2.11 warns of events that a further cycle would drop
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        step()
+    taken = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            taken += event.nbytes()
+            most = max(most, taken)
+    return most
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
+    of = config.model
+    return LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
+
+
+def _length(config: TrainConfig) -> int:
+    """Return the number of steps in a sequence of the task."""
+    return config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
+
+
+def _pair(config: TrainConfig) -> tuple[int, ...]:
+    """Return the sizes of the input axes between batch and time: (2,) for pairs of sequences, else ()."""
+    return (2,) if isinstance(config.task, PairedTask) else ()
+
+
+def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
+    """Return random inputs and targets of the task's shapes; their values do not affect the speed."""
+    task = config.task
+    shape = (n,) if task.per_sequence else (n, steps)
+    outputs = config.model.n_outputs or config.model.vocab_size or 1
+    inputs: Tensor
+    if task.n_features is None:
+        inputs = torch.randint(config.model.vocab_size or 1, (n, *_pair(config), steps))
+    else:
+        inputs = torch.randn(n, *_pair(config), steps, task.n_features)
+    if task.objective == "regression":
+        return Batch(inputs, torch.randn(*shape, outputs), None)
+    return Batch(inputs, torch.randint(outputs, shape), None)
 
 
 def _main(words: Sequence[str]) -> int:

@@ -1,11 +1,9 @@
 """Texts to train on: sources of text, and memory-mapped token files."""
 
 from linrec.lab.corpora.corpus import default_cache, tokenised
-from linrec.lab.corpora.files import TextFiles
-from linrec.lab.corpora.pieces import TextCounts
 from linrec.lab.corpora.rows import DatasetRows
-from linrec.lab.corpora.shards import Shards
-from linrec.lab.corpora.texts import Texts
+from linrec.lab.corpora.shards import Shards, TextCounts
+from linrec.lab.corpora.texts import TextFiles, Texts
 
 __all__ = [
     "DatasetRows",

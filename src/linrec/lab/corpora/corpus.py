@@ -3,17 +3,56 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from linrec.errors import DataError
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.extras import import_extra
 from linrec.lab.corpora.shards import TOKENS, Shards, write_shards
-from linrec.lab.corpora.texts import Texts, documents_of, parts_of
+from linrec.lab.corpora.texts import Advance, Texts, documents_of, parts_of
 from linrec.text.load import load_tokenizer
 from linrec.text.tokenizer import CharacterTokenizer, Tokenizer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 __all__ = ["default_cache", "tokenised"]
+
+
+class ReadingDisplay:
+    """Shows the progress of reading a text: bars on a terminal, plain lines elsewhere.
+
+    Args:
+        console: console to write to; None is standard error, which keeps progress out of standard output.
+    """
+
+    def __init__(self, console: "Console | None" = None) -> None:
+        rich = import_extra("rich.console", "showing how much has been read")
+        self._console: Console = rich.Console(stderr=True) if console is None else console
+
+    def say(self, what: str) -> None:
+        """Print a line."""
+        self._console.print(what, soft_wrap=True, highlight=False)
+
+    @contextmanager
+    def reading(self, what: str, size: int) -> Iterator[Advance]:
+        """Show a labelled progress bar within the context; yield the function that advances it."""
+        if not self._console.is_terminal:
+            self.say(what)
+            yield lambda read: None
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        label, bar = TextColumn("{task.description}"), BarColumn(None)
+        columns = (label, bar, TaskProgressColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._console, expand=True) as progress:
+            task = progress.add_task(what, total=size)
+            yield lambda read: progress.advance(task, read)
+            # reading a part of a text ends before its whole size is read
+            progress.update(task, completed=size)
 
 
 def default_cache() -> Path:

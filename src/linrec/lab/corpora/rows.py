@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from linrec.errors import DataError, unknown
-from linrec.extras import import_extra
+from linrec.extras import import_extra, one_line
 from linrec.files import inside
 from linrec.lab.corpora.texts import Advance
-from linrec.text.packages import one_line
 
 __all__ = ["DatasetRows"]
 
@@ -96,15 +95,7 @@ class DatasetRows:
 
 
 def load_splits(dataset: str, *, config: str | None = None) -> dict[str, Any]:
-    """Load a Hugging Face data set, and return its rows for training, validation and testing.
-
-    Args:
-        dataset: a name on the hub, a folder or a file; see `DatasetRows`.
-        config: configuration of the data set, if it has several.
-
-    Raises:
-        DataError: the package `datasets` is missing, or the data set cannot be loaded.
-    """
+    """Load a Hugging Face data set, and return its rows for training, validation and testing."""
     datasets = import_extra("datasets", f"the data set {dataset!r}")
     path = Path(dataset).expanduser()
     try:

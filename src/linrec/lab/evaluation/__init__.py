@@ -1,9 +1,14 @@
 """Evaluation of language models: perplexity by context length, in several units."""
 
-from linrec.lab.evaluation.lengths import default_lengths, parse_lengths
 from linrec.lab.evaluation.perplexity import Score, evaluate_carried, evaluate_windows
-from linrec.lab.evaluation.text import ChosenText, choose_text
-from linrec.lab.evaluation.write import Evaluation, evaluate_run
+from linrec.lab.evaluation.write import (
+    ChosenText,
+    Evaluation,
+    choose_text,
+    default_lengths,
+    evaluate_run,
+    parse_lengths,
+)
 
 __all__ = [
     "ChosenText",

@@ -1,31 +1,179 @@
-"""Evaluation of a run folder's model, written to files."""
+"""Evaluation of a run's model on a text: the choice of text and window lengths, and the written files."""
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from linrec.lab.corpora.progress import ReadingDisplay
-from linrec.lab.evaluation.lengths import default_lengths
+from linrec.errors import ConfigError, RunFolderError
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
-from linrec.lab.evaluation.text import ChosenText
 from linrec.lab.report import style
-from linrec.lab.report.perplexity import FILE, draw_perplexity
-from linrec.lab.train import ConfigError, Run, RunFolderError
-from linrec.lab.train.language import language_task, tokenizer_of
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.run import write_json
+from linrec.lab.report.records import PERPLEXITY
+from linrec.lab.tasks import LanguageModeling, SplitName, TokenSplit
+from linrec.lab.tasks.base import SPLIT_NAMES
+from linrec.lab.train import Run
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import language_task, tokenizer_of, write_json
 from linrec.literals import Precision
-
-__all__ = ["Evaluation", "evaluate_run"]
+from linrec.text import CharacterTokenizer, DataError, Tokenizer
 
 PICTURE = "perplexity.png"
+HELD_OUT: tuple[SplitName, ...] = ("test", "validation")
+TABLE_14 = (*range(512, 2048, 256), *range(2048, 14336 + 1, 1024))
+
+
+class ChosenText(NamedTuple):
+    """A text, tokenised with a run's tokenizer.
+
+    Args:
+        tokens: the tokens of the text.
+        source: path or name of the data set.
+        split: split of the source; None for the whole text.
+    """
+
+    tokens: TokenSplit
+    source: str
+    split: SplitName | None
+
+    @property
+    def title(self) -> str:
+        """The title of the text in messages and tables, such as "the test split of wiki"."""
+        name = Path(self.source).name or self.source
+        return name if self.split is None else f"the {self.split} split of {name}"
+
+
+def choose_text(
+    run: Run,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    text_column: str = "text",
+    split: SplitName | None = None,
+) -> ChosenText:
+    """Return a text, tokenised with the tokenizer in a run's folder: the run's own text, or another text.
+
+    Another text without splits is used as a whole. The text is tokenised once and then cached; see
+    `linrec.lab.tasks.LanguageModeling`. It is divided into documents if the run's own text is.
+
+    Args:
+        run: the run of a language model.
+        path: a text file, a folder of text files, or a glob.
+        dataset: name or path of a Hugging Face data set. Without `path` and `dataset`, the run's own text is
+            used.
+        dataset_config: configuration of `dataset`, if it has several.
+        text_column: column of `dataset` that holds the text.
+        split: the split; None is "test", or "validation" if there is no test split.
+
+    Raises:
+        ConfigError: the run did not train a language model, its tokenizer does not fit its model, or the text
+            does not have this split.
+        DataError: the text does not exist, is empty, or cannot be tokenised; or both `path` and `dataset` are
+            given.
+
+    Example:
+        >>> import tempfile
+        >>> from linrec.models import ModelConfig
+        >>> from linrec.text import ByteTokenizer
+        >>> from linrec.lab.train import TrainConfig
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> ByteTokenizer().save(folder)
+        >>> _ = (folder / "rose.txt").write_text("a rose is a rose")
+        >>> task = LanguageModeling(path=folder / "rose.txt", cache=folder, vocab_size=257)
+        >>> run = Run(folder, TrainConfig("rose", task, ModelConfig(vocab_size=257)), [], None, {})
+        >>> text = choose_text(run, path=folder / "rose.txt")
+        >>> text.tokens.counts.words, text.title
+        (5, 'rose.txt')
+    """
+    trained_on, tokenizer = language_task(run), tokenizer_of(run)
+    # the run's folder holds a copy of its tokenizer, so the original is not needed
+    task = dataclasses.replace(trained_on, tokenizer=str(run.path.absolute()), vocab_size=None)
+    if path is None and dataset is None:
+        try:
+            there = _splits(trained_on if _has_tokens_of(trained_on, tokenizer) else task)
+        except DataError as error:
+            raise ConfigError(
+                f"the text of {run.path} cannot be used: {error} Or pass --data FILE."
+            ) from error
+        return _chosen(task, there, split)
+    task = dataclasses.replace(
+        task,
+        path=None if path is None else Path(path),
+        dataset=dataset,
+        dataset_config=dataset_config,
+        text_column=text_column,
+        validation_share=0.0,
+        test_share=0.0,
+    )
+    there = _splits(task)
+    if tuple(there) != ("train",):
+        return _chosen(task, there, split)
+    if split not in (None, "train"):
+        raise ConfigError(f"{_source(task)} has no splits, so it is evaluated as a whole; leave --split out.")
+    return ChosenText(there["train"], _source(task), None)
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Return the lengths of a list such as "512,768,...,2048,3072,...,14336".
+
+    Three dots continue the two lengths before them in equal steps, up to the length after them.
+
+    Args:
+        text: positive integers and three dots, separated by commas.
+
+    Returns:
+        The distinct lengths, ascending.
+
+    Raises:
+        ConfigError: the text is not a valid list.
+
+    Example:
+        >>> parse_lengths("512,768,...,1536,4096")
+        (512, 768, 1024, 1280, 1536, 4096)
+    """
+    lengths: list[int] = []
+    words = [word.strip() for word in text.split(",")]
+    for place, word in enumerate(words):
+        if word == "...":
+            lengths += _between(lengths, words[place + 1 : place + 2])
+            continue
+        if not word.isdecimal() or int(word) < 1:
+            raise ConfigError(
+                f"--lengths must be positive numbers separated by commas, such as 512,1024; got {word!r}."
+            )
+        lengths.append(int(word))
+    return tuple(sorted(set(lengths)))
+
+
+def default_lengths(trained: int, n_tokens: int) -> tuple[int, ...]:
+    """Return the lengths of HGRN's table 14 and the training length, as far as they fit into a text.
+
+    Args:
+        trained: tokens of context in training.
+        n_tokens: tokens of the text; a window of length n needs n + 1 tokens.
+
+    Returns:
+        The lengths, ascending. If the text is too short for all lengths, `n_tokens - 1` is the only length.
+
+    Source:
+        HGRN (Qin, Yang and Zhong, 2023), table 14.
+
+    Example:
+        >>> default_lengths(256, n_tokens=1000), default_lengths(512, n_tokens=100)
+        ((256, 512, 768), (99,))
+    """
+    lengths = sorted({trained, *TABLE_14})
+    return tuple(length for length in lengths if length < n_tokens) or (n_tokens - 1,)
 
 
 @dataclass(frozen=True)
@@ -124,8 +272,94 @@ def evaluate_run(
     }
     with _writing(folder):
         style.save(_drawn(found), folder / PICTURE)
-    write_json(folder / FILE, content)
+    write_json(folder / PERPLEXITY, content)
     return found
+
+
+def draw_perplexity(
+    lengths: Sequence[int],
+    perplexities: Sequence[float],
+    *,
+    trained: int,
+    carried: float | None = None,
+) -> Figure:
+    """Draw perplexity over window length, with marks of the training length and of the carried state's value.
+
+    The axis of lengths is logarithmic, in powers of two. The axis of perplexities is logarithmic only where a
+    model falls apart beyond its training length. Values that are not finite leave a gap.
+
+    Source: HGRN (Qin, Yang and Zhong, 2023), table 14, as a picture.
+
+    Example:
+        >>> figure = draw_perplexity([512, 1024], [24.9, 24.2], trained=512, carried=23.5)
+        >>> [line.get_label() for line in figure.axes[0].lines]
+        ['windows', 'length in training: 512', 'state carried through the whole text']
+    """
+    figure = style.make_figure(height=3.4)
+    axes = figure.subplots()
+    axes.plot(lengths, perplexities, "o-", color=style.colour(0), markersize=4, label="windows")
+    mark = f"length in training: {trained:,}"
+    axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)), label=mark)
+    if carried is not None and math.isfinite(carried):
+        axes.axhline(carried, color=style.colour(1), label="state carried through the whole text")
+        # a line across the picture leaves no margin of its own
+        axes.update_datalim([(lengths[0], carried)])
+        axes.autoscale_view()
+    style.finish_axes(axes, x="tokens of a window", y="perplexity per token")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    values = [y for y in (*perplexities, carried) if y is not None and math.isfinite(y)]
+    if values and max(values) > 10 * min(values):
+        axes.set_yscale("log")
+    style.add_legend(figure, axes.lines)
+    return figure
+
+
+def _has_tokens_of(task: LanguageModeling, tokenizer: Tokenizer) -> bool:
+    """Tell whether a task of characters has a tokenizer's tokens, so that training left the shards to use.
+
+    Shards of characters are found by the text, shards of other tokenizers by the tokenizer.
+    """
+    if task.tokenizer != CharacterTokenizer.name:
+        return False
+    return task.tokenizer_object().fingerprint == tokenizer.fingerprint
+
+
+def _splits(task: LanguageModeling) -> dict[SplitName, TokenSplit]:
+    """Return the splits that have text."""
+    splits = {name: task.split(name) for name in SPLIT_NAMES}
+    return {name: tokens for name, tokens in splits.items() if tokens.counts.tokens}
+
+
+def _chosen(
+    task: LanguageModeling, there: dict[SplitName, TokenSplit], split: SplitName | None
+) -> ChosenText:
+    for name in HELD_OUT if split is None else (split,):
+        if name in there:
+            return ChosenText(there[name], _source(task), name)
+    asked = "neither test nor validation data" if split is None else f"no {split} data"
+    raise ConfigError(
+        f"{_source(task)} has {asked}, only {', '.join(there)}; pass another --split, or --data FILE."
+    )
+
+
+def _source(task: LanguageModeling) -> str:
+    return str(task.path if task.path is not None else task.dataset)
+
+
+def _between(before: Sequence[int], after: Sequence[str]) -> list[int]:
+    """Return the lengths that replace three dots."""
+    end = int(after[0]) if after and after[0].isdecimal() else 0
+    step = before[-1] - before[-2] if len(before) > 1 else 0
+    if step <= 0 or end <= before[-1] or (end - before[-1]) % step:
+        raise ConfigError(
+            "--lengths: three dots must follow two lengths, whose difference is the step, and precede a "
+            f"length that is reached in equal steps, as in 512,768,...,1536; got "
+            f"{','.join(map(str, [*before[-2:], '...', *after]))}."
+        )
+    return list(range(before[-1] + step, end, step))
 
 
 def _lengths(text: ChosenText, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:

@@ -16,11 +16,8 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.lab.inspection.collect import Layer
-from linrec.lab.inspection.statistics import BINS, forgetting, histogram, time_scales
+from linrec.lab.inspection.collect import BINS, Layer, forgetting, histogram, time_scales
 from linrec.lab.report import style
-
-__all__ = ["draw_histograms", "draw_over_text", "draw_token_mixing"]
 
 # panels per row: as many as stay legible on a narrow screen
 COLUMNS = 2

@@ -1,25 +1,42 @@
-"""Inspect a run folder: write a page, pictures and numbers."""
+"""Inspect a run: choose tokens, and write a page, pictures and numbers."""
 
+import functools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Int64
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
+from numpy.typing import NDArray
+from torch import Tensor
 
 from linrec.files import make_subfolder, write_text
-from linrec.lab.inspection.collect import Layer, inspect_model
-from linrec.lab.inspection.page import draw, render_page
-from linrec.lab.inspection.statistics import BINS, forgetting, histogram, reach, time_scales
-from linrec.lab.inspection.tokens import InspectedTokens, choose_tokens
-from linrec.lab.tasks import SplitName
+from linrec.lab.evaluation import choose_text
+from linrec.lab.inspection.collect import (
+    BINS,
+    Layer,
+    forgetting,
+    histogram,
+    inspect_model,
+    reach,
+    time_scales,
+)
+from linrec.lab.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
+from linrec.lab.report import style
+from linrec.lab.report.pages import Picture, Table, render
+from linrec.lab.tasks import LanguageModeling, SplitName
+from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.run import write_json
-from linrec.models.pattern import spelled
-
-__all__ = ["Inspection", "write_inspection"]
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import language_task, tokenizer_of, write_json
+from linrec.models.config import spelled
+from linrec.text import Tokenizer
 
 FOLDER = "inspection"
 PAGE = "inspection.html"
@@ -27,6 +44,90 @@ JSON = "inspection.json"
 N_TOKENS = 256
 # limit for token-mixing matrices: their size grows quadratically, and a screen has fewer pixels
 MOST = 1024
+# symbols for invisible characters, and for tokens without text
+VISIBLE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
+NO_TEXT = "∎"
+UNKNOWN = "\ufffd"
+# longer names of tokens are truncated
+LETTERS = 12
+HISTOGRAMS = (
+    "Histograms of the forget values over tokens and channels (HGRN, figures 2 and 3). The solid black line "
+    "is the mean, the dashed line the median."
+)
+MIXING = (
+    "Row n shows how strongly token n depends on each token m: the magnitudes of the token-mixing weights, "
+    "averaged over channels or heads and divided by the sum of the row (HGRN, figure 4)."
+)
+OVER_TEXT = (
+    "State transitions over the tokens (GateLoop, figure 8). Each line is a channel; the longest time scale "
+    "is on top."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class InspectedTokens:
+    """A sequence to inspect a run on.
+
+    Args:
+        tokens: shape (1, t), int64.
+        reset: true where a document begins, shape (1, t), bool; None if the run does not use documents.
+        labels: names of the t tokens in pictures.
+        source: description of the origin of the sequence.
+        text: the decoded text; None if the tokens are not text.
+        of: number of tokens in the source, of which these are the first.
+    """
+
+    tokens: Int64[Tensor, "1 t"]
+    reset: Bool[Tensor, "1 t"] | None
+    labels: tuple[str, ...]
+    source: str
+    text: str | None
+    of: int
+
+
+def choose_tokens(
+    run: Run,
+    n_tokens: int,
+    *,
+    prompt: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    split: SplitName | None = None,
+) -> InspectedTokens:
+    """Return the first tokens of a text, or of the first sequence of a task.
+
+    Args:
+        run: the run.
+        n_tokens: maximal number of tokens; at least 2.
+        prompt: the text itself.
+        path: a text file, a folder or a glob. Without `path` and `prompt`, the text or the task that the run
+            was trained on is used.
+        split: name of the split; None means a held-out split. For a text it is "test" if that exists, else
+            "validation"; for other tasks it is "validation".
+
+    Raises:
+        ConfigError: fewer than 2 tokens, `prompt` together with `path` or `split`, or `prompt` or `path` for
+            a run that was not trained on text.
+        DataError: the text does not exist, is empty, or cannot be tokenised.
+    """
+    if prompt is not None and (path is not None or split is not None):
+        raise ConfigError("--prompt replaces the text; leave out --data.path and --split with it.")
+    if n_tokens < 2:
+        raise ConfigError(f"--tokens must be at least 2, so that one can affect another; got {n_tokens}.")
+    if prompt is not None:
+        language_task(run)
+        tokenizer = tokenizer_of(run)
+        chosen = _of_text(tokenizer, tokenizer.encode(prompt), n_tokens, "the prompt", None)
+    elif path is not None or isinstance(run.config.task, LanguageModeling):
+        text = choose_text(run, path=path, split=split)
+        chosen = _of_text(tokenizer_of(run), text.tokens.tokens(), n_tokens, text.title, text.tokens.starts)
+    else:
+        chosen = _of_task(run.config.task, n_tokens, "validation" if split is None else split)
+    if chosen.tokens.shape[1] < 2:
+        raise ConfigError(
+            f"{chosen.source} must have at least 2 tokens, so that one can affect another; got {chosen.of}. "
+            "Pass a longer text."
+        )
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -117,8 +218,8 @@ def write_inspection(
         if out is None:
             make_subfolder(run.path, FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        pictures, missing = draw(layers, tokens, folder)
-        write_text(folder / PAGE, render_page(run, tokens, layers, pictures, missing, command))
+        pictures, missing = _draw(layers, tokens, folder)
+        write_text(folder / PAGE, _page(run, tokens, layers, pictures, missing, command))
     except OSError as error:
         raise RunFolderError(f"could not write to {folder}: {error.strerror or error}.") from error
     content = {
@@ -137,6 +238,99 @@ def write_inspection(
     return Inspection(tokens, layers, folder / PAGE, tuple(missing))
 
 
+def table(layers: Sequence[Layer]) -> Table:
+    """Return the statistics of each layer as text (HGRN, Qin, Yang and Zhong, 2023, table 12).
+
+    Example:
+        >>> table([Layer("1", torch.tensor([[[0.5, 0.75]]]))]).rows
+        [['1', '2', '0.625', '0.625', '0.0%', '0.0%', '2.5', '3.5']]
+    """
+    head, rows = ["layer"], [[layer.name] for layer in layers]
+    if any(layer.magnitude is not None for layer in layers):
+        head += ["channels", "mean", "median", "above 0.9", "above 0.99", "time scale", "longest"]
+        for row, layer in zip(rows, layers, strict=True):
+            found = forgetting(layer)
+            if found is None:
+                row += ["–"] * 7
+                continue
+            row += [str(found.channels), f"{found.mean:.3f}", f"{found.median:.3f}"]
+            row += [f"{found.above_090:.1%}", f"{found.above_099:.1%}"]
+            row += [_steps(found.time_scale), _steps(found.longest)]
+    if any(layer.mixing is not None for layer in layers):
+        head.append("reach")
+        for row, layer in zip(rows, layers, strict=True):
+            distance = reach(layer)
+            row.append("–" if distance is None else _steps(distance))
+    return Table(head, rows, range(1, len(head)))
+
+
+def _draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tuple[list[Picture], list[str]]:
+    """Return the pictures in order, and a sentence for each picture that could not be drawn."""
+    labels, n_tokens = tokens.labels, len(tokens.labels)
+    parts = [
+        ("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
+        ("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, labels)),
+    ]
+    if n_tokens > NAMED:
+        parts.append(("transitions", "State transitions", OVER_TEXT, draw_over_text(layers)))
+    first = "" if n_tokens <= NAMED else f" The first {NAMED} tokens."
+    text = draw_over_text(layers, labels, n_steps=NAMED)
+    parts.append(("text", "State transitions, token by token", OVER_TEXT + first, text))
+    pictures = [
+        Picture(style.save(figure, folder / f"{name}.png"), title, caption)
+        for name, title, caption, figure in parts
+        if figure is not None
+    ]
+    return pictures, _missing(layers, changing=text is not None)
+
+
+def _page(
+    run: Run,
+    tokens: InspectedTokens,
+    layers: Sequence[Layer],
+    pictures: Sequence[Picture],
+    missing: Sequence[str],
+    command: str | None,
+) -> str:
+    n_tokens = len(tokens.labels)
+    source = f"{tokens.source}, its first {n_tokens:,} of {tokens.of:,} tokens"
+    if n_tokens == tokens.of:
+        source = f"{tokens.source}, {n_tokens:,} tokens"
+    return render(
+        "inspection.html",
+        title=run.config.name,
+        program=" – linrec inspect",
+        n_layers=run.config.model.n_layers,
+        mixer=spelled(run.config.model.mixer_pattern),
+        source=source,
+        sentences=missing,
+        layers=table(layers),
+        pictures=pictures,
+        text=tokens.text,
+        labels=" ".join(tokens.labels),
+        command=command,
+    )
+
+
+def _steps(value: float) -> str:
+    if value == float("inf"):
+        return "∞"
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _missing(layers: Sequence[Layer], *, changing: bool) -> list[str]:
+    said = []
+    if all(layer.magnitude is None for layer in layers):
+        said.append("The mixer has no state transitions, so there are no forget values.")
+    elif not changing:
+        said.append(
+            "The transitions are the same at every token, so there is no picture of them over the text."
+        )
+    if all(layer.mixing is None for layer in layers):
+        said.append("There are no token-mixing matrices.")
+    return said
+
+
 def _numbers(layer: Layer) -> dict[str, Any]:
     """Return the numbers of a layer for `inspection.json`; None means infinite or missing."""
     found, forget = forgetting(layer), None
@@ -148,3 +342,52 @@ def _numbers(layer: Layer) -> dict[str, Any]:
         # constant phases are few enough to list
         phase = layer.phase.tolist() if layer.phase.dim() == 1 else "changes"
     return {"name": layer.name, "forget": forget, "phase": phase, "reach": reach(layer)}
+
+
+def _of_text(
+    tokenizer: Tokenizer,
+    ids: NDArray[np.unsignedinteger],
+    n_tokens: int,
+    source: str,
+    starts: Tensor | None,
+) -> InspectedTokens:
+    listed = ids[:n_tokens].tolist()
+    return InspectedTokens(
+        tokens=torch.tensor([listed], dtype=torch.int64),
+        reset=None if starts is None else torch.isin(torch.arange(len(listed)), starts)[None],
+        labels=tuple(_label(tokenizer, token) for token in listed),
+        source=source,
+        text=tokenizer.decode(listed),
+        of=len(ids),
+    )
+
+
+def _of_task(task: Task, n_tokens: int, split: SplitName) -> InspectedTokens:
+    inputs, _, reset, *_ = task.split(split).rows(torch.tensor([0]))
+    listed = inputs[0, :n_tokens].tolist()
+    return InspectedTokens(
+        tokens=inputs[:, :n_tokens],
+        reset=None if reset is None else reset[:, :n_tokens],
+        labels=tuple("R" if token == task.reset_token else str(token) for token in listed),
+        source=f"the first {split} sequence of {type(task).__name__}",
+        text=None,
+        of=inputs.shape[1],
+    )
+
+
+def _label(tokenizer: Tokenizer, token: int) -> str:
+    text = tokenizer.decode([token])
+    if not text:
+        return NO_TEXT
+    drawn = "".join(_drawable(VISIBLE.get(character, character)) for character in text)
+    return drawn if len(drawn) <= LETTERS else drawn[: LETTERS - 1] + "…"
+
+
+def _drawable(character: str) -> str:
+    """Return the character, or a replacement if the font of the pictures lacks it."""
+    return character if ord(character) in _letters() else UNKNOWN
+
+
+@functools.cache
+def _letters() -> frozenset[int]:
+    return frozenset(FT2Font(font_manager.findfont("DejaVu Sans")).get_charmap())

@@ -7,10 +7,10 @@ from typing import Any
 
 from linrec import __version__
 from linrec.hf.model import LinrecForCausalLM
-from linrec.lab.report.markup import markdown
+from linrec.lab.report.pages import markdown
 from linrec.lab.train import Run
-from linrec.lab.train.language import language_task
-from linrec.models.pattern import spelled
+from linrec.lab.train.run import language_task
+from linrec.models.config import spelled
 
 __all__ = ["model_card"]
 

@@ -14,7 +14,7 @@ from linrec.files import reason, write_json
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import fast_tokenizer, make_room
 from linrec.lab.train import Run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.literals import Precision
 
 __all__ = ["FILE", "evaluate_tasks", "read_tasks"]

@@ -7,17 +7,17 @@ from transformers import GenerationConfig
 
 from linrec import __version__
 from linrec.errors import RunFolderError, TrainError
+from linrec.extras import one_line
 from linrec.files import creating, reason
 from linrec.hf.config import LinrecConfig
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import add_end, fast_tokenizer, make_room
 from linrec.lab.publishing.card import model_card
 from linrec.lab.publishing.harness import read_tasks
-from linrec.lab.report.perplexity import read_perplexity
+from linrec.lab.report.records import read_perplexity
 from linrec.lab.train import Run
-from linrec.lab.train.language import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of
 from linrec.tensor_files import seal
-from linrec.text.packages import one_line
 
 __all__ = ["publish", "push"]
 

@@ -1,21 +1,31 @@
-"""Arms: groups of runs with the same configuration, which differ in nothing but their seed."""
+"""Arms: runs of one configuration, which differ only in the seed; and their comparison with earlier runs."""
 
 import itertools
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from linrec.lab.report.markup import without_folders
-from linrec.lab.train import Run, TrainConfig
-from linrec.lab.train.config import config_to_dict, flattened
-from linrec.models.pattern import spelled
+from linrec.field_types import check_content
+from linrec.files import read_json
+from linrec.lab.report.pages import without_folders
+from linrec.lab.report.records import read_runs, read_stored
+from linrec.lab.report.scores import better, mean_and_spread, score_of
+from linrec.lab.tasks import judged_by
+from linrec.lab.train import ConfigError, Run, RunFolderError, TrainConfig, UntrustedCodeError
+from linrec.lab.train.config import config_from_dict, config_to_dict, flattened
+from linrec.lab.train.records import StoredResult
+from linrec.models.config import spelled
 
 # settings of logging and hardware, which do not change the training
 IGNORED = frozenset(
     f"loop.{name}" for name in ("device", "compile", "log_every", "eval_every", "checkpoint_every")
 )
+LEAST = 0.01
+"""A change by less than this share of the baseline never counts, however close its seeds are."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,95 @@ def arm_key(config: TrainConfig) -> str:
     return json.dumps(_fields(config), sort_keys=True)
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """An arm beside the runs of its configuration in a baseline.
+
+        spread = max(standard deviation of the baseline's seeds, 0.01 |mean of the baseline|)
+
+    Attributes:
+        label: label of the arm.
+        metric: "accuracy", "mse" or "perplexity".
+        scores: scores of the arm's seeds.
+        baseline: scores of the baseline's seeds.
+    """
+
+    label: str
+    metric: str
+    scores: tuple[float, ...]
+    baseline: tuple[float, ...]
+
+    @property
+    def spread(self) -> float:
+        """Largest difference of the means that does not count."""
+        mean, spread = mean_and_spread(self.baseline)
+        return max(spread or 0.0, LEAST * abs(mean))
+
+    @property
+    def verdict(self) -> Literal["regression", "better", "as before"]:
+        """Whether the mean is worse, or better, than the baseline's by more than the spread.
+
+        Example:
+            >>> Comparison("gla", "accuracy", (0.7, 0.8), (0.9, 0.94)).verdict
+            'regression'
+            >>> Comparison("gla", "mse", (0.0105,), (0.01, 0.011)).verdict
+            'as before'
+        """
+        mean, before = mean_and_spread(self.scores).mean, mean_and_spread(self.baseline).mean
+        # NaN is a regression
+        if not abs(mean - before) > self.spread and mean == mean:
+            return "as before"
+        return "better" if better(self.metric, mean, before) else "regression"
+
+
+def compare_runs(
+    run_dirs: Iterable[str | os.PathLike[str]],
+    baseline: Sequence[str | os.PathLike[str]],
+    *,
+    trust_code: bool = False,
+) -> list[Comparison]:
+    """Compare finished runs with the runs of a baseline that differ only in their seed.
+
+    Args:
+        run_dirs: run folders of `linrec train`, jobs of `linrec bench`, or tables of `collect_runs`.
+        baseline: `result.json` of runs, `rows.jsonl` of a table, or any of `run_dirs`; several together are
+            one baseline.
+        trust_code: whether to import tasks and mixers that the runs name by import paths; see `load_run`.
+
+    Returns:
+        A comparison for every arm that has results and a baseline.
+
+    Raises:
+        ConfigError: a file of the baseline cannot be read, or its runs have other configurations.
+        RunFolderError: one of `run_dirs` is no run.
+    """
+    return compare_arms(group_runs(read_runs(run_dirs, trust_code=trust_code)), baseline)
+
+
+def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]) -> list[Comparison]:
+    """Compare arms as `group_runs` makes them; arguments, result and errors are those of `compare_runs`."""
+    known: dict[str, list[float]] = {}
+    # the runs name this code too, and the caller trusts them
+    trusted = {path for arm in arms for path in arm.runs[0].config.import_paths}
+    for file in baseline:
+        for key, score in _scores(Path(file), trusted):
+            known.setdefault(key, []).append(score)
+    keys = [arm_key(arm.runs[0].config) for arm in arms]
+    if baseline and not known.keys() & set(keys):
+        raise ConfigError(
+            "no run of the baseline has the configuration of one of these: all settings of task, model, "
+            "optimiser and loop must be equal, seeds aside. Give the rows or results of the same recipe; got "
+            f"{', '.join(map(str, baseline))}."
+        )
+    found = []
+    for arm, key in zip(arms, keys, strict=True):
+        metric = judged_by(arm.runs[0].config.task)
+        scores = [scored[0] for result in arm.results if (scored := score_of(metric, result)) is not None]
+        if scores and key in known:
+            found.append(Comparison(arm.label, metric, tuple(scores), tuple(known[key])))
+    return found
+
+
 def _fields(config: TrainConfig) -> dict[str, Any]:
     """Return the fields that set arms apart, by dotted name."""
     return {
@@ -148,3 +247,39 @@ def _telling(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> 
             if len({repr([config.get(name) for name in names]) for config in configs}) == len(configs):
                 return names
     return None
+
+
+def _scores(file: Path, trusted: Collection[str]) -> list[tuple[str, float]]:
+    """Return the key of the arm, and the score, of every run of a baseline that has ended."""
+    try:
+        if file.suffix == ".json":
+            content = check_content(file, read_json(file), StoredResult)
+            ended = [(content["config"], content)]
+        else:
+            ended = [
+                (run.records.config, run.records.result)
+                for run in read_stored([file])
+                if run.records is not None and run.records.result is not None
+                # a job that is not done has no scores
+                if (run.outcome or {}).get("status", "done") == "done"
+            ]
+        return [scored for row in ended if (scored := _scored(*row, trusted)) is not None]
+    except RunFolderError as error:
+        raise ConfigError(f"the baseline {file} cannot be used: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"the baseline {file} cannot be read: {error.strerror or error}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the baseline {file} must be rows.jsonl of a table, or result.json of a run; it cannot be used: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+
+
+def _scored(config: Any, result: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, float] | None:
+    try:
+        parsed = config_from_dict(config, trust_code=trusted)
+    except UntrustedCodeError:
+        # the code of no run that is compared
+        return None
+    scored = score_of(judged_by(parsed.task), result)
+    return None if scored is None else (arm_key(parsed), scored[0])

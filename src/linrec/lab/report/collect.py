@@ -1,19 +1,28 @@
-"""From run folders to a table."""
+"""From run folders to a table, with a sample text of each language model that has weights."""
 
 import dataclasses
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from linrec.lab.report.sample import SAMPLE, has_weights, is_language_model, sample_text
-from linrec.lab.report.stored import read_stored
-from linrec.lab.report.tables import CURVES, ROWS, Stored, write_table
-from linrec.lab.train import RunFolderError
-from linrec.lab.train.run import run_of
+import torch
 
-__all__ = ["collect_runs"]
+from linrec.files import reason
+from linrec.generation import stream
+from linrec.lab.report.records import CURVES, ROWS, Stored, read_stored, write_table
+from linrec.lab.tasks import LanguageModeling
+from linrec.lab.train import Run, RunFolderError
+from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
+from linrec.lab.train.run import run_of, tokenizer_of
+from linrec.text import DataError, Tokenizer
+
+SAMPLE = "sample"
+TOKENS = 200
+TEMPERATURE = 0.8
+SEED = 0
 
 
 def collect_runs(
@@ -60,7 +69,8 @@ def collect_runs(
         ...     [(run.path.name, run.result["steps"]) for run in read_runs([f"{folder}/table"])]
         [('tiny-0', 3), ('tiny-1', 3)]
     """
-    given = [Path(os.path.abspath(path)) for path in paths]
+    found_at = map(Path, map(os.path.abspath, paths))
+    given = [path.parent if path.name == ROWS and path.is_file() else path for path in found_at]
     if not given:
         raise RunFolderError("`paths` must name at least one folder; got none.")
     found = [(path, run) for path in given for run in read_stored([path])]
@@ -91,16 +101,21 @@ def collect_runs(
         raise RunFolderError(
             f"{table} would have two runs of other configurations called {min(twice)!r}; pass another --out."
         )
-    return write_table([(name, _kept(run, trust_code)) for name, _, run in once], Path(out))
+    kept = [(name, _kept(run, trust_code)) for name, _, run in once]
+    try:
+        return write_table(kept, Path(out))
+    except OSError as error:
+        raise RunFolderError(f"could not write the table to {out}: {reason(error)}.") from error
 
 
 def _settings(run: Stored) -> list[Any]:
-    """Return the configuration of a run, and the model that it began from."""
+    """Return the configuration of a run, the model that it began from, and its further numbers."""
     job, records = run.job or {}, run.records
     command = records.about.get("command") if records is not None else None
     start = re.search(r"--init-from[ =](\S+)", command or "")
     config = job.get("config") if records is None else records.config
-    return [config, job.get("trial"), start and start.group(1), run.extra.get("distillation")]
+    further = {name: of for name, of in run.extra.items() if name not in ("perplexity", SAMPLE)}
+    return [config, job.get("trial"), start and start.group(1), further]
 
 
 def _origin(run: Stored) -> list[Any]:
@@ -120,9 +135,60 @@ def _kept(run: Stored, trust_code: bool) -> Stored:
     """Return the run with the sample text of its weights."""
     if run.lost:
         raise RunFolderError(run.problem)
-    if run.records is None or SAMPLE in run.extra or not has_weights(run.path):
+    if run.records is None or SAMPLE in run.extra or not _has_weights(run.path):
         return run
     parsed = run_of(run.path, run.records, trust_code=trust_code)
     if not is_language_model(parsed):
         return run
     return dataclasses.replace(run, extra={**run.extra, SAMPLE: sample_text(parsed)})
+
+
+def sample_text(run: Run) -> Mapping[str, Any] | None:
+    """Return a text of at most 200 tokens that a language model writes, or the text that its table keeps.
+
+    The prompt is the end of a document or, for a tokenizer without that token, a newline. The same weights
+    give the same text on the same machine. None stands for another task, and for a run without weights.
+
+    Raises:
+        TrainError, ValueError: no checkpoint or no tokenizer is usable, or outputs are not finite.
+    """
+    if SAMPLE in run.extra:
+        kept: Mapping[str, Any] = run.extra[SAMPLE]
+        return kept
+    if not is_language_model(run) or not _has_weights(run.path):
+        return None
+    tokenizer, model = tokenizer_of(run), run.model()
+    prompt, described = _prompt(tokenizer)
+    generated = stream(
+        model,
+        torch.tensor([[prompt]]),
+        temperature=TEMPERATURE,
+        seed=SEED,
+        vocab_size=tokenizer.vocab_size,
+    )
+    numbers = (int(token) for token in itertools.islice(generated, TOKENS))
+    tokens = [*itertools.takewhile(lambda token: token != tokenizer.end_of_document, numbers)]
+    return {
+        "text": tokenizer.decode(tokens),
+        **{"prompt": described, "temperature": TEMPERATURE, "seed": SEED},
+    }
+
+
+def is_language_model(run: Run) -> bool:
+    """Return whether a run trained a language model."""
+    return isinstance(run.config.task, LanguageModeling)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a run folder has a checkpoint, usable or not."""
+    return any((folder / name).exists() for name in (BEST, CURRENT, PREVIOUS))
+
+
+def _prompt(tokenizer: Tokenizer) -> tuple[int, str]:
+    """Return the token that the text continues, and its description."""
+    if tokenizer.end_of_document is not None:
+        return tokenizer.end_of_document, "the end of a document"
+    try:
+        return int(tokenizer.encode("\n")[0]), "a newline"
+    except (DataError, IndexError):
+        return 0, repr(tokenizer.decode([0]))

@@ -1,24 +1,18 @@
-"""The score by which models of a task are compared."""
+"""The score by which models of a task are compared, and the mean and spread of a number over seeds."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
-
-__all__ = ["FORMATS", "better", "score_of"]
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3f"}
 """How scores are written, mean and spread alike, by metric; "loss" is in nats."""
 
 
 def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the score of a result, and the name of its split.
+    """Return the score of a result and the name of its split: the test split, or validation without that.
 
-    Args:
-        metric: metric of the task, from `linrec.lab.tasks.judged_by`.
-        result: has the scores of "test" and "validation"; a text need not have a test split.
-
-    Returns:
-        None if neither split has scores, or if the score is missing or null.
+    None stands for a score that is missing or null. `metric` is that of `linrec.lab.tasks.judged_by`.
 
     Example:
         >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
@@ -44,3 +38,41 @@ def better(metric: str, score: float, other: float) -> bool:
         (True, False)
     """
     return score > other if metric == "accuracy" else score < other
+
+
+class MeanAndSpread(NamedTuple):
+    """The mean, and the standard deviation of a sample with n - 1, which is None for a single seed."""
+
+    mean: float
+    spread: float | None
+
+
+def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
+    """Return mean and standard deviation of at least one value.
+
+    Example:
+        >>> mean_and_spread([0.25, 0.75]).mean, mean_and_spread([0.5])
+        (0.5, MeanAndSpread(mean=0.5, spread=None))
+    """
+    if not all(map(math.isfinite, values)):
+        # `fmean` and `stdev` raise for some of these
+        return MeanAndSpread(sum(values) / len(values), None if len(values) == 1 else math.nan)
+    return MeanAndSpread(statistics.fmean(values), None if len(values) == 1 else statistics.stdev(values))
+
+
+def format_mean_and_spread(values: Sequence[float], mean_format: str = ",.3f") -> str:
+    """Return "mean ± standard deviation", "mean (1 seed)" for a single value, a dash for no value.
+
+    Example:
+        >>> format_mean_and_spread([0.42, 0.43, 0.44]), format_mean_and_spread([0.5], ".1f")
+        ('0.430 ± 0.010', '0.5 (1 seed)')
+        >>> format_mean_and_spread([])
+        '–'
+    """
+    if not values:
+        return "–"
+    mean, spread = mean_and_spread(values)
+    written = format(mean, mean_format)
+    if spread is None:
+        return f"{written} (1 seed)"
+    return f"{written} ± {format(spread, mean_format)}"

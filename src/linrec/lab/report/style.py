@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from linrec.files import replacing
-from linrec.lab.report.over_seeds import mean_and_spread
+from linrec.lab.report.scores import mean_and_spread
 
 LineStyle: TypeAlias = Literal["-", ":", "--"]
 Marker: TypeAlias = Literal["", "o", "s"]

@@ -1,31 +1,36 @@
 """The report: from run folders or tables to a page and its pictures."""
 
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from linrec.errors import DataError
 from linrec.files import write_text
 from linrec.lab.report import style
-from linrec.lab.report.arms import Arm, group_runs
-from linrec.lab.report.baseline import compare_arms
-from linrec.lab.report.by_number import draw_score_by_number
-from linrec.lab.report.curves import draw_learning_curves
-from linrec.lab.report.markup import Picture
-from linrec.lab.report.page import Sample, render_page
-from linrec.lab.report.sample import is_language_model, sample_text
-from linrec.lab.report.spans import draw_accuracy_by_span
-from linrec.lab.report.stored import read_runs
-from linrec.lab.report.transitions import draw_transitions, transition_magnitudes
-from linrec.lab.tasks import judged_by
+from linrec.lab.report.arms import Arm, Comparison, compare_arms, group_runs
+from linrec.lab.report.collect import is_language_model, sample_text
+from linrec.lab.report.pages import Picture, Table, render
+from linrec.lab.report.pictures import (
+    draw_accuracy_by_span,
+    draw_learning_curves,
+    draw_score_by_number,
+    draw_transitions,
+    transition_magnitudes,
+)
+from linrec.lab.report.records import read_runs
+from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
+from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
-from linrec.models.pattern import spelled
+from linrec.models.config import spelled
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
 SPLITS = ("test", "validation")
+MSE = "mean squared error"
+UNITS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
 BANDS = "Lines are means over the seeds; bands reach from the lowest to the highest seed."
 SPANS = (
     "How many numbers an answer depends on, and how often it is right (GateLoop, figure 7). The picture ends "
@@ -36,6 +41,19 @@ MAGNITUDES = (
     "layer channels vertically, the largest average on top, and time horizontally; the narrow column "
     "enlarges the steps around one reset."
 )
+
+
+class Sample(NamedTuple):
+    """A text that a language model wrote: label of its arm, seed of training, and `sample_text`."""
+
+    arm: str
+    seed: int
+    content: Mapping[str, Any]
+
+    @property
+    def temperature(self) -> str:
+        """The temperature, as short as possible."""
+        return f"{self.content['temperature']:g}"
 
 
 def write_report(
@@ -90,99 +108,108 @@ def write_report(
     comparisons = compare_arms(arms, baseline)
     compared = {comparison.label for comparison in comparisons}
     alone = [arm.label for arm in arms if baseline and arm.results and arm.label not in compared]
-    out = Path(out_dir)
+    page = Path(out_dir) / "report.html"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        pictures, missing = _draw(arms, out)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        pictures, missing = _draw(arms, page.parent)
         samples = _samples(arms, missing)
         missing += [f"The baseline has no run like those of {label}." for label in alone]
-        page = out / "report.html"
         write_text(page, render_page(arms, pictures, missing, comparisons, samples))
     except OSError as error:
-        raise RunFolderError(f"could not write the report to {out}: {error.strerror or error}.") from error
+        raise RunFolderError(
+            f"could not write the report to {page.parent}: {error.strerror or error}."
+        ) from error
     return page
+
+
+def render_page(
+    arms: Sequence[Arm],
+    pictures: Iterable[Picture],
+    missing: Sequence[str],
+    comparisons: Sequence[Comparison] = (),
+    samples: Sequence[Sample] = (),
+) -> str:
+    """Return the page as HTML; `missing` has a sentence for each missing part."""
+    n_runs, n_arms = sum(len(arm.runs) for arm in arms), len(arms)
+    commands = [run.about.get("command") for arm in arms for run in arm.runs]
+    return render(
+        "report.html",
+        title=" and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs)),
+        program=" – linrec report",
+        count=f"{n_runs} run{'s' * (n_runs > 1)} of {n_arms} configuration{'s' * (n_arms > 1)}",
+        sentences=missing,
+        results=_results(arms),
+        comparisons=_comparisons(comparisons),
+        perplexities=_perplexities(arms),
+        pictures=pictures,
+        samples=samples,
+        settings=_settings(arms),
+        runs=_runs(arms),
+        commands="\n".join(dict.fromkeys(filter(None, commands))),
+    )
+
+
+def means(arm: Arm) -> dict[str, str]:
+    """Return the scores of an arm: accuracies, squared errors, or perplexities and a loss per token."""
+    by = judged_by(arm.runs[0].config.task)
+    if by != "perplexity":
+        key, title = ("accuracy", "accuracy") if by == "accuracy" else ("loss", MSE)
+        of_splits = {split: [result[split][key] for result in arm.results] for split in SPLITS}
+        return {f"{split} {title}": format_mean_and_spread(of_splits[split], FORMATS[by]) for split in SPLITS}
+    losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
+    perplexities = {split: [math.exp(min(loss, 700)) for loss in losses[split]] for split in SPLITS}
+    told = {
+        f"{split} perplexity": format_mean_and_spread(perplexities[split], FORMATS[by]) for split in SPLITS
+    }
+    return told | {"validation loss": format_mean_and_spread(losses["validation"], FORMATS["loss"])}
 
 
 def _check(run: Run) -> None:
     """Refuse a result that lacks a field, as files of another origin may."""
-    absent = []
-    if run.result is not None:
-        absent += [name for name in RESULT_FIELDS if name not in run.result]
-        by = judged_by(run.config.task)
-        wanted = "accuracy" if by == "accuracy" else "loss"
-        absent += [
-            f"{name} {wanted}"
-            for name in SPLITS
-            # a text may have no such split
-            if (by != "perplexity" or run.result.get(name) != {}) and not _has(run.result.get(name), wanted)
-        ]
+    if run.result is None:
+        return
+    absent = [name for name in RESULT_FIELDS if name not in run.result]
+    by = judged_by(run.config.task)
+    wanted = "accuracy" if by == "accuracy" else "loss"
+    for name in SPLITS:
+        scores = run.result.get(name)
+        # a text may have no such split
+        if (by != "perplexity" or scores != {}) and not (
+            isinstance(scores, dict) and isinstance(scores.get(wanted), float)
+        ):
+            absent.append(f"{name} {wanted}")
     if absent:
         raise RunFolderError(f"{run.path} cannot be reported: it lacks {', '.join(absent)}.")
 
 
-def _has(scores: Any, wanted: str) -> bool:
-    return isinstance(scores, dict) and isinstance(scores.get(wanted), float)
-
-
 def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
-    pictures, missing = [], _unfinished(arms)
+    """Return the pictures, and a sentence for each missing part."""
+    pictures = []
+    missing = [
+        f"{run.path} has no result: it has not finished. It counts in no mean."
+        for arm in arms
+        for run in arm.runs
+        if run.result is None
+    ]
+    counts_right = [arm for arm in arms if judged_by(arm.runs[0].config.task) == "accuracy"]
     if (figure := draw_learning_curves(arms)) is not None:
         path = style.save(figure, out / "learning_curves.png")
-        shown = "Loss and accuracy" if any(map(_classifies, arms)) else "Mean squared error"
+        classifies = any(arm.runs[0].config.task.objective == "classification" for arm in arms)
+        shown = "Loss and accuracy" if classifies else "Mean squared error"
         pictures.append(Picture(path, "Learning curves", f"{shown} while training. {BANDS}"))
     else:
         missing.append("No run has logged anything yet, so there are no learning curves.")
     if (figure := draw_accuracy_by_span(arms)) is not None:
         path = style.save(figure, out / "accuracy_by_span.png")
         pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
-    elif any(arm.results for arm in arms if _counts_right(arm)):
+    elif any(arm.results for arm in counts_right):
         missing.append("This task's results are not split by memory span.")
     if (figure := draw_score_by_number(arms)) is not None:
         path = style.save(figure, out / "score_by_number.png")
         pictures.append(Picture(path, "Score by the number in which the runs differ", BANDS))
     # transitions of language models are shown by `linrec inspect`
-    for arm in filter(_counts_right, arms):
-        picture = _draw_transitions(arm, out, missing)
-        if picture is not None:
-            pictures.append(picture)
+    pictures += filter(None, (_draw_transitions(arm, out, missing) for arm in counts_right))
     return pictures, missing
-
-
-def _counts_right(arm: Arm) -> bool:
-    return judged_by(arm.runs[0].config.task) == "accuracy"
-
-
-def _classifies(arm: Arm) -> bool:
-    return arm.runs[0].config.task.objective == "classification"
-
-
-def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Sample]:
-    """Return a sample text of the first run with weights of each arm."""
-    samples = []
-    for arm in filter(_is_language_model, arms):
-        for run in arm.runs:
-            try:
-                found = sample_text(run)
-            except (TrainError, ValueError) as error:
-                missing.append(f"No sample text of {run.path}: {error}")
-                continue
-            if found is not None:
-                samples.append(Sample(arm.label, run.config.loop.seed, found))
-                break
-    return samples
-
-
-def _is_language_model(arm: Arm) -> bool:
-    return is_language_model(arm.runs[0])
-
-
-def _unfinished(arms: Sequence[Arm]) -> list[str]:
-    return [
-        f"{run.path} has no result: it has not finished. It counts in no mean."
-        for arm in arms
-        for run in arm.runs
-        if run.result is None
-    ]
 
 
 def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None:
@@ -207,3 +234,155 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             )
         return Picture(path, f"State transitions ({arm.label})", caption)
     return None
+
+
+def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Sample]:
+    """Return a sample text of the first run with weights of each arm."""
+    samples = []
+    for arm in arms:
+        for run in arm.runs if is_language_model(arm.runs[0]) else ():
+            try:
+                found = sample_text(run)
+            except (TrainError, ValueError) as error:
+                missing.append(f"No sample text of {run.path}: {error}")
+                continue
+            if found is not None:
+                samples.append(Sample(arm.label, run.config.loop.seed, found))
+                break
+    return samples
+
+
+def _results(arms: Sequence[Arm]) -> Table:
+    rows = [
+        {
+            "configuration": arm.label,
+            **means(arm),
+            "runs": _seeds(arm.seeds),
+            "parameters": f"{arm.results[0]['parameters']:,}" if arm.results else "–",
+            "steps/s": format_mean_and_spread([result["steps_per_second"] for result in arm.results], ",.1f"),
+            "time per run": _duration(arm.results),
+        }
+        for arm in arms
+    ]
+    tasks = dict.fromkeys(run.config.task for arm in arms for run in arm.runs)
+    head = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[row.get(name, "") for name in head] for row in rows]
+    # once for tasks that differ in nothing that is shown here
+    others = dict.fromkeys(
+        tuple(row.get(name, "") for name in head) for task in tasks for row in _without_model(task)
+    )
+    return Table(head, [*cells, *others], range(1, len(head)))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "–"
+
+
+def _without_model(task: Task) -> list[dict[str, str]]:
+    """Return the rows of chance and of the best constant answer."""
+    by = judged_by(task)
+    if by == "perplexity":
+        # the most frequent token is known only from the text, which a report does not need
+        return [{"configuration": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}]
+    try:
+        trivial = format(task.trivial_score, FORMATS[by])
+    except DataError:
+        # the task's files are missing
+        trivial = "–"
+    if by == "mse":
+        return [{"configuration": "always the mean", f"test {MSE}": trivial}]
+    return [
+        {"configuration": "always the most frequent answer", "test accuracy": trivial},
+        {"configuration": "chance", "test accuracy": format(task.chance, FORMATS[by])},
+    ]
+
+
+def _comparisons(comparisons: Sequence[Comparison]) -> Table | None:
+    """Return a table of configurations beside their baselines, regressions first."""
+    if not comparisons:
+        return None
+    rows = [
+        [
+            comparison.label,
+            format_mean_and_spread(comparison.scores, FORMATS[comparison.metric]),
+            format_mean_and_spread(comparison.baseline, FORMATS[comparison.metric]),
+            f"{comparison.spread:.2g}",
+            comparison.metric,
+            comparison.verdict,
+        ]
+        for comparison in sorted(comparisons, key=lambda comparison: comparison.verdict != "regression")
+    ]
+    return Table(["configuration", "score", "baseline", "spread", "metric", "verdict"], rows, range(1, 4))
+
+
+def _perplexities(arms: Sequence[Arm]) -> Table | None:
+    """Return a table of the perplexities that `linrec eval` found; most lengths are left out."""
+    head = ["folder", "configuration", "text", "window", "per token", "per word", "per byte", "bits/byte"]
+    rows = []
+    evaluated = [(arm.label, run) for arm in arms for run in arm.runs if "perplexity" in run.extra]
+    for label, run in evaluated:
+        found = run.extra["perplexity"]
+        split = f", {found['split']}" if found.get("split") else ""
+        windows = [score["length"] for score in found["scores"] if score["length"] is not None]
+        shown = {found["trained_length"], max(windows, default=None), None}
+        rows += [
+            [
+                run.path.name or str(run.path),
+                label,
+                f"{Path(found['data']).name}{split}",
+                "carried" if score["length"] is None else f"{score['length']:,}",
+                *("–" if score[name] is None else f"{score[name]:,.3f}" for name in UNITS),
+            ]
+            for score in found["scores"]
+            if score["length"] in shown
+        ]
+    return Table(head, rows, range(3, len(head))) if rows else None
+
+
+def _settings(arms: Sequence[Arm]) -> Table | None:
+    if len(arms) < 2:
+        return None
+    rows = [[name, *(str(arm.settings[name]) for arm in arms)] for name in arms[0].settings]
+    return Table(["setting", *(arm.label for arm in arms)], rows)
+
+
+def _runs(arms: Sequence[Arm]) -> Table:
+    head = ["folder", "seed", "test", "validation", "steps", "minutes", "configuration", "device", "commit"]
+    rows = []
+    for label, run in [(arm.label, run) for arm in arms for run in arm.runs]:
+        result = run.result
+        logged = [record for record in run.metrics if record["split"] == "validation"]
+        step = max((record["step"] for record in run.metrics), default=0)
+        commit = (run.about.get("commit") or "–")[:10] + (" + changes" if run.about.get("dirty") else "")
+        rows.append(
+            [
+                run.path.name or str(run.path),
+                str(run.config.loop.seed),
+                _score(run, result["test"] if result else {}),
+                _score(run, result["validation"] if result else logged[-1] if logged else {}),
+                f"{result['steps'] if result else step:,}",
+                f"{result['seconds'] / 60:.1f}" if result else "–",
+                label,
+                run.about.get("device", {}).get("name", "–"),
+                commit,
+            ]
+        )
+    return Table(head, rows, range(1, 6))
+
+
+def _score(run: Run, scores: Mapping[str, Any]) -> str:
+    """Return the accuracy of a split, its loss for other metrics, or a dash without either."""
+    by = judged_by(run.config.task)
+    name = "accuracy" if by == "accuracy" else "loss"
+    if name not in scores:
+        return "–"
+    if by == "mse":
+        return f"{scores[name]:.4g}"
+    return f"{scores[name]:.4f}" + (" nats" if name == "loss" else "")
+
+
+def _duration(results: Sequence[dict[str, Any]]) -> str:
+    if not results:
+        return "–"
+    seconds = mean_and_spread([result["seconds"] for result in results]).mean
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

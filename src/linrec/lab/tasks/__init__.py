@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from linrec.discovery import imported
 from linrec.errors import ConfigError, unknown
 from linrec.lab.tasks.base import (
     NO_TARGET,
@@ -132,7 +133,8 @@ def get(name: str) -> type[Any]:
         6
     """
     if ":" in name:
-        return _imported(*name.split(":", 1))
+        kind = "a task, a dataclass with the interface of `linrec.lab.tasks.Task`"
+        return imported(name, "task", kind, _is_task)
     key = name.replace("-", "_")
     if key not in TASKS:
         raise unknown("task", name, names())
@@ -162,26 +164,6 @@ def name_of(task: type[Any]) -> str:
             "the top of a module that Python can import, because a run folder stores its import path."
         )
     return f"{module}:{name}"
-
-
-def _imported(module_name: str, class_name: str) -> type[Any]:
-    path = f"{module_name}:{class_name}"
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ValueError(
-            f"task {path!r} cannot be imported: {error}. Python looks for modules in the folders of "
-            "PYTHONPATH and among what is installed."
-        ) from error
-    found: Any = getattr(module, class_name, None)
-    if not _is_task(found):
-        own = [name for name, value in vars(module).items() if _is_task(value)]
-        raise ValueError(
-            f"`{class_name}` in module {module_name} is not a task, a dataclass with the interface of "
-            f"`linrec.lab.tasks.Task`; the module has {', '.join(own) or 'none'}."
-        )
-    task: type[Any] = found
-    return task
 
 
 def _is_task(value: Any) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.base import (
     SPLIT_NAMES,
     Batch,

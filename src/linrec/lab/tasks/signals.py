@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.base import SPLIT_NAMES, SplitName, require_at_least
 from linrec.lab.tasks.files import FileTask, kept
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries, stratified

@@ -12,7 +12,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.lab.corpora.progress import ReadingDisplay
+from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.corpora.rows import load_splits
 from linrec.lab.tasks.base import Batch, SplitName, StoredSource, require_at_least
 from linrec.lab.tasks.files import FileTask

@@ -11,8 +11,9 @@ from linrec.errors import (
 )
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.loop import fit
+from linrec.lab.train.progress import Progress
 from linrec.lab.train.recipes import get_recipe, recipe_names
-from linrec.lab.train.result import Progress, Result
+from linrec.lab.train.records import Result
 from linrec.lab.train.run import Run, load_run
 
 __all__ = [

@@ -11,17 +11,23 @@ back to the previous checkpoint. Nothing is ever unpickled.
 
 import contextlib
 import os
+import random
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from linrec.errors import CheckpointError
 from linrec.files import force_to_disk, inside, reason, replacing
+from linrec.generation.state import filled, named
+from linrec.lab.train.fabric import Fabric, gathered, placed_like, whole
+from linrec.lab.train.optim import Muon
 from linrec.tensor_files import UNREADABLE, read_tensors, write_tensors
+from linrec.trees import Tree, map_tree
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
@@ -50,15 +56,8 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; the newest checkpoint before it becomes the previous checkpoint.
 
-    The folder holds a usable checkpoint at all times, even if writing is interrupted.
-
-    Args:
-        folder: the run folder.
-        checkpoint: the checkpoint to write; tensors may be on any device and may share memory.
-
-    Raises:
-        CheckpointError: the file could not be written, for example because the disk is full. The earlier
-            checkpoint is untouched, in the file that the message names.
+    The folder holds a usable checkpoint at all times, even if writing is interrupted. Tensors may be on any
+    device and may share memory.
     """
     current, previous = folder / CURRENT, folder / PREVIOUS
     moved = False
@@ -82,15 +81,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def save_best(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the best model so far, atomically replacing the best model before it.
-
-    Args:
-        folder: the run folder.
-        checkpoint: weights, "step" and "loss".
-
-    Raises:
-        CheckpointError: the file could not be written; the earlier file is untouched.
-    """
+    """Write the best model so far, weights with "step" and "loss", in place of the best model before it."""
     best = folder / BEST
     try:
         with replacing(best) as partial:
@@ -101,11 +92,7 @@ def save_best(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_best(folder: Path) -> Checkpoint | None:
-    """Return the best model of a run folder, or None if the folder has no best model.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """Return the best model of a run folder, or None if the folder has no best model."""
     path = folder / BEST
     try:
         return _read(path)
@@ -129,9 +116,6 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
 
     Returns:
         The checkpoint, with its tensors on the CPU; None if the folder has no checkpoint.
-
-    Raises:
-        CheckpointError: no checkpoint in the folder is usable, or the damaged checkpoint cannot be renamed.
     """
     failures = []
     for path in (folder / CURRENT, folder / PREVIOUS):
@@ -153,16 +137,7 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
 
 
 def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> None:
-    """Check that the weights in a checkpoint match a model.
-
-    Args:
-        checkpoint: the checkpoint.
-        model: the model of the run's configuration.
-        folder: the run folder, for the message.
-
-    Raises:
-        CheckpointError: a tensor is missing, unexpected, or of another shape.
-    """
+    """Raise CheckpointError unless the weights of a checkpoint have the names and the shapes of a model."""
     stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.part("model.").items()}
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in [*wanted, *stored]:
@@ -176,20 +151,13 @@ def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> Non
 
 
 def check_state(
-    checkpoint: Checkpoint, folder: Path, moments: Mapping[str, Set[str]], total_steps: int
+    checkpoint: Checkpoint,
+    folder: Path,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    total_steps: int,
 ) -> None:
-    """Check that a run can resume from a checkpoint; the best model's file, for example, has weights only.
-
-    Args:
-        checkpoint: the checkpoint.
-        folder: the run folder, for the message.
-        moments: names of the optimiser's state tensors, by parameter name.
-        total_steps: steps of the whole run.
-
-    Raises:
-        CheckpointError: a value is missing, the optimiser differs, or the checkpoint has more steps than the
-            run.
-    """
+    """Raise CheckpointError unless a run can resume from a checkpoint; the best model's has weights only."""
     absent = [name for name in ("step", "seconds", "python_random") if name not in checkpoint.about]
     absent += [name for name in ("metrics.window",) if name not in checkpoint.tensors]
     if absent:
@@ -202,7 +170,10 @@ def check_state(
             f"the checkpoint in {folder} is of step {checkpoint.about['step']}, and its configuration has "
             f"{total_steps} steps in total: pass more epochs or steps."
         )
-    for name, wanted in moments.items():
+    owners = _owners(optimizers)
+    for name, parameter in model.named_parameters():
+        muon = isinstance(owners[parameter], Muon)
+        wanted = {"momentum"} if muon else {"step", "exp_avg", "exp_avg_sq"}
         # a parameter that has not yet received a gradient has no optimiser state
         stored = checkpoint.part(f"optimizer.{name}.").keys()
         if stored and stored != wanted:
@@ -240,3 +211,118 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
 
 def _read(path: Path) -> Checkpoint:
     return Checkpoint(*read_tensors(inside(path)))
+
+
+def gather_state(
+    fabric: Fabric,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    window: Tensor,
+    about: Mapping[str, Any],
+    carried: Tree = None,
+) -> Checkpoint:
+    """Return the complete state of a run in the first process; all processes must call this.
+
+    Args:
+        fabric: the Fabric of the run. Random states become "random.<device>", and with ".<rank>" in all
+            processes after the first.
+        model: the model, whose parameters and buffers become "model.<name>".
+        optimizers: the optimisers, whose state tensors become "optimizer.<parameter's name>.<moment>".
+        window: sums of the metrics since the last log entry, "metrics.window".
+        about: step, position, configuration; Python's random state is added.
+        carried: the state that the next batch begins with, whose tensors become "carried.<name>", if any.
+    """
+    parts = _weights(model)
+    owners = _owners(optimizers)
+    for name, parameter in model.named_parameters():
+        for moment, tensor in owners[parameter].state[parameter].items():
+            parts[f"optimizer.{name}.{moment}"] = tensor
+    parts["metrics.window"] = window
+    parts |= named(carried, "carried")
+    tensors = _gathered_parts(fabric, parts)
+    for kind, (get_random, _) in _random_states(fabric.device).items():
+        for rank, state in enumerate(gathered(fabric, get_random())):
+            tensors[_random_name(kind, rank)] = state
+    return Checkpoint(tensors, {**about, "python_random": random.getstate()})
+
+
+def gather_weights(fabric: Fabric, model: nn.Module, about: Mapping[str, Any]) -> Checkpoint:
+    """Return only the parameters and buffers of a model, like `gather_state`."""
+    return Checkpoint(_gathered_parts(fabric, _weights(model)), about)
+
+
+def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Restore the parameters and buffers of a model, in place."""
+    current = model.state_dict()
+    stored = checkpoint.part("model.")
+    model.load_state_dict({name: placed_like(tensor, current[name]) for name, tensor in stored.items()})
+
+
+def restore_state(
+    fabric: Fabric,
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    window: Tensor,
+) -> None:
+    """Restore the state that `gather_state` returned: `model`, `optimizers` and `window` change in place.
+
+    The number of processes may differ; additional processes keep their current random states.
+    """
+    restore_weights(checkpoint, model)
+    owners = _owners(optimizers)
+    for name, parameter in model.named_parameters():
+        moments = checkpoint.part(f"optimizer.{name}.")
+        owners[parameter].state[parameter] = {
+            key: placed_like(tensor, parameter) for key, tensor in moments.items()
+        }
+    window.copy_(checkpoint.tensors["metrics.window"])
+    for kind, (_, set_random) in _random_states(fabric.device).items():
+        state = checkpoint.tensors.get(_random_name(kind, fabric.global_rank))
+        # also missing after a move to another device type, where the run is not bit-identical anyway
+        if state is not None:
+            set_random(state)
+    version, internal, gauss = checkpoint.about["python_random"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+def carried_state(checkpoint: Checkpoint, like: Tree, device: torch.device) -> Tree:
+    """Return the argument `carried` of `gather_state` on a device, in the structure of the state `like`."""
+    return map_tree(lambda part: part.to(device), filled(like, "carried", checkpoint.tensors))
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    # must be the first call: state_dict() reshards the parameters that the forward pass left gathered
+    return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+
+
+def _gathered_parts(fabric: Fabric, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        # all processes take part in gathering a tensor, only the first keeps it
+        tensor = whole(part)
+        if fabric.is_global_zero:
+            tensors[name] = tensor.cpu()
+    return tensors
+
+
+def _random_name(kind: str, rank: int) -> str:
+    return f"random.{kind}.{rank}" if rank else f"random.{kind}"
+
+
+def _random_states(device: torch.device) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """Return the functions that get and set the random state, for the CPU and for the type of `device`."""
+    states: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        states[device.type] = (module.get_rng_state, module.set_rng_state)
+    return states
+
+
+def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
+    return {
+        parameter: optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from linrec.errors import ConfigError, UntrustedCodeError, unknown
+from linrec.errors import ConfigError, UntrustedCodeError
 from linrec.field_types import check_types
 from linrec.lab import tasks
 from linrec.lab.tasks import LanguageModeling, PairedTask, Task
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.models.arguments import complete_mixer_args, mixer_parameters
-from linrec.rules import at_least, check_integers, check_numbers, positive
+from linrec.models.config import complete_mixer_args, mixer_parameters
+from linrec.rules import at_least, check_integers, check_numbers, choice, positive
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class OptimConfig:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in ("adamw", "muon"):
-            raise unknown("`name` of an optimiser", self.name, ["adamw", "muon"])
+        choice(["adamw", "muon"], name=self.name)
         positive(lr=self.lr)
         positive(**_fields(self, "transition_lr", "muon_lr", "clip_norm"), or_none=True)
         at_least(0, **_fields(self, "weight_decay", "warmup_steps", "min_lr"))
@@ -157,10 +156,8 @@ class LoopConfig:
         # a JSON file has lists
         object.__setattr__(self, "curriculum", tuple((steps, length) for steps, length in self.curriculum))
         at_least(1, curriculum=min((number for stage in self.curriculum for number in stage), default=1))
-        if self.strategy not in ("auto", "ddp", "fsdp"):
-            raise unknown("`strategy`", self.strategy, ["auto", "ddp", "fsdp"])
-        if self.keep not in ("last", "best"):
-            raise unknown("`keep`", self.keep, ["last", "best"])
+        choice(["auto", "ddp", "fsdp"], strategy=self.strategy)
+        choice(["last", "best"], keep=self.keep)
         if self.patience is not None and self.keep != "best":
             raise ValueError(
                 f"`patience` = {self.patience} needs `keep` = 'best'; got `keep` = {self.keep!r}. "
@@ -264,22 +261,12 @@ class TrainConfig:
 
 
 def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
-    """Return the class of the model configuration that a task needs.
-
-    Example:
-        >>> model_type(tasks.SequentialImages()).__name__
-        'SequenceClassifierConfig'
-    """
+    """Return the class of the model configuration that a task needs."""
     return ModelConfig if task.n_features is None and not task.per_sequence else SequenceClassifierConfig
 
 
 def values_from_task(task: Task) -> dict[str, Any]:
-    """Return the fields of the model configuration that the task determines.
-
-    Example:
-        >>> values_from_task(tasks.SequentialImages())
-        {'vocab_size': None, 'n_outputs': 10, 'n_features': 1, 'pairs': False}
-    """
+    """Return the fields of the model configuration that the task determines."""
     # 1 is a placeholder until the data are loaded
     vocab_size = None if task.n_features is not None else task.vocab_size or 1
     values = {"vocab_size": vocab_size, "n_outputs": task.n_outputs}
@@ -289,11 +276,7 @@ def values_from_task(task: Task) -> dict[str, Any]:
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Return the configuration as JSON values; the task's fields include the task's name or import path.
-
-    Raises:
-        ConfigError: the task has no name to store: it is not a task of linrec, and Python cannot import it.
-    """
+    """Return the configuration as JSON values; the task's fields include the task's name or import path."""
     task_name = tasks.name_of(type(config.task))
     fields = dataclasses.asdict(config)
     paths = {name: str(value) for name, value in fields["task"].items() if isinstance(value, Path)}
@@ -309,10 +292,7 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         trust_code: whether to import tasks and mixers by import path, as in "my_package.my_module:MyMixer",
             which runs their code; or the import paths that are trusted.
 
-    Raises:
-        UntrustedCodeError: a task or a mixer is an import path that is not trusted.
-        ConfigError: a field is missing, unknown, or of the wrong type, for example because another version of
-            linrec wrote the configuration.
+    Any other error than UntrustedCodeError is a ConfigError, as of a field that this version does not have.
     """
     try:
         check_types({"config": dict}, {"config": stored})
@@ -371,12 +351,7 @@ def differences(one: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, An
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as a flat dictionary with dotted names.
-
-    Example:
-        >>> flattened({"optim": {"lr": 0.1}, "name": "small"})
-        {'optim.lr': 0.1, 'name': 'small'}
-    """
+    """Return nested dictionaries as a flat dictionary with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}

@@ -13,21 +13,7 @@ from linrec.lab.tasks import Batch, Source
 
 
 def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
-    """Return the order in which an epoch visits the samples, a pure function of seed and epoch.
-
-    Args:
-        n_samples: number of samples.
-        seed: the run's seed.
-        epoch: number of the epoch, from 0.
-
-    Returns:
-        A permutation of 0 .. n_samples - 1, int64.
-
-    Example:
-        >>> order = epoch_order(5, seed=0, epoch=1)
-        >>> sorted(order.tolist()), bool((order == epoch_order(5, seed=0, epoch=1)).all())
-        ([0, 1, 2, 3, 4], True)
-    """
+    """Return the order in which an epoch visits the samples, a pure function of seed and epoch."""
     return torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(n_samples))
 
 
@@ -35,13 +21,6 @@ def stream_order(n_samples: int, batch_size: int) -> Int64[Tensor, "n"]:
     """Return the order in which each sequence of a batch follows the sequence in its row of the batch before.
 
         row r of batch i is sample r W + i     with W = floor(n_samples / batch_size) batches
-
-    Args:
-        n_samples: number of samples, in the order of the text.
-        batch_size: sequences per batch, each of a stream of W consecutive samples.
-
-    Returns:
-        W * `batch_size` samples, batch after batch, int64.
 
     Example:
         >>> stream_order(7, batch_size=2).view(-1, 2)
@@ -80,17 +59,6 @@ class Batches:
         processes: number of processes; each gets `batch_size / processes` sequences.
         streams: whether batches continue each other row by row, in the order of `stream_order`; otherwise
             they have the order of `epoch_order`.
-
-    Raises:
-        ConfigError: an epoch has fewer than `batch_size` sequences, or `batch_size` is not a multiple of
-            `processes`.
-
-    Example:
-        >>> from linrec.lab.tasks import MemoryHorizon
-        >>> split = MemoryHorizon(length=6, n_resets=1, n_samples=10, n_validation=2, n_test=1).split("train")
-        >>> batches = Batches(split, batch_size=3, seed=0, device=torch.device("cpu"))
-        >>> len(batches), [batch.inputs.shape[0] for batch in batches.epoch(0)]
-        (2, [3, 3])
     """
 
     def __init__(
@@ -147,12 +115,9 @@ class Batches:
 
 
 def staged(stages: Sequence[tuple[int, Batches]], step: int) -> Iterator[Batch]:
-    """Yield the batches of a run that follow step `step`, without end.
+    """Yield the batches that follow step `step` of a run, without end.
 
-    Args:
-        stages: pairs (first step of a stage, its batches); the first stage begins at step 0, and the last
-            stage has no end.
-        step: steps that the run has taken.
+    A stage is a pair (its first step, its batches); the first begins at step 0, and the last has no end.
     """
     ends = [first for first, _ in stages[1:]]
     for (first, batches), end in itertools.zip_longest(stages, ends):

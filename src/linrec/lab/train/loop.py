@@ -1,6 +1,5 @@
 """The training loop."""
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -15,46 +14,54 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linrec import mixers
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, LostProcessError, StepSizeError
 from linrec.extras import check_extra
-from linrec.lab.tasks import Batch, LanguageModeling, ProbedTask, ResizableTask, Source, Task
-from linrec.lab.train.carried import Carried
+from linrec.lab.tasks import Batch, ProbedTask, ResizableTask, Source, Task
 from linrec.lab.train.checkpoint import (
+    carried_state,
     check_state,
     check_weights,
+    gather_state,
+    gather_weights,
     load_best,
     load_checkpoint,
+    restore_state,
+    restore_weights,
     save_best,
     save_checkpoint,
 )
-from linrec.lab.train.clock import Clock
 from linrec.lab.train.config import TrainConfig, config_to_dict
 from linrec.lab.train.data import Batches, begins_epoch, staged
-from linrec.lab.train.fabric import expect_skipped, make_fabric, uses_compile
-from linrec.lab.train.interrupt import Interrupt
-from linrec.lab.train.metrics import MetricsLog
-from linrec.lab.train.optim import make_optimizers, set_learning_rate
-from linrec.lab.train.processes import any_process, first, first_ahead, is_lost, program
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.result import Progress, Reporter, Result
-from linrec.lab.train.run import RESULT, note_resumed, open_run_folder, read_result, write_json
-from linrec.lab.train.schedule import cut_warmup, schedule_factor
-from linrec.lab.train.state import (
-    carried_state,
+from linrec.lab.train.fabric import (
+    any_process,
     deterministic,
-    gather_state,
-    gather_weights,
+    expect_skipped,
+    first,
+    first_ahead,
+    is_lost,
+    make_fabric,
     matmul_precision,
-    moments,
-    restore_state,
-    restore_weights,
+    program,
     seed_all,
     seed_dropout,
+    uses_compile,
 )
-from linrec.lab.train.step import CapturedStep, Objective, evaluate, may_skip, reads_values, train_step
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.models.regional import compiling
+from linrec.lab.train.optim import cut_warmup, make_optimizers, schedule_factor, set_learning_rate
+from linrec.lab.train.progress import Clock, Interrupt, Progress, Reporter
+from linrec.lab.train.records import MetricsLog, Result, provenance
+from linrec.lab.train.run import RESULT, note_resumed, open_run_folder, read_result, write_json
+from linrec.lab.train.start import build_model
+from linrec.lab.train.step import (
+    CapturedStep,
+    Carried,
+    Objective,
+    evaluate,
+    may_skip,
+    reads_values,
+    train_step,
+)
+from linrec.models import LanguageModel
+from linrec.models.compilation import compiling
 from linrec.ops.nonlinear_scan import OPERATOR, ConvergenceError
 from linrec.trees import leaves
 
@@ -113,6 +120,7 @@ def fit(
         >>> import tempfile
         >>> from linrec.lab.tasks import MemoryHorizon
         >>> from linrec.lab.train import LoopConfig
+        >>> from linrec.models import ModelConfig
         >>> task = MemoryHorizon(length=8, n_resets=1, n_samples=20, n_validation=4, n_test=4)
         >>> model = ModelConfig(vocab_size=6, d_model=8, n_layers=1)
         >>> config = TrainConfig("tiny", task, model, loop=LoopConfig(batch_size=4, device="cpu"))
@@ -183,16 +191,7 @@ def _fit(
     optim = cut_warmup(config.optim, total_steps)
 
     # model and optimisers
-    _check_times(task, config.model)
-    model = _build(config.model)
-    if init is not None:
-        _start_from(init, model)
-    _check_promises(model, device)
-    if isinstance(model, LanguageModel):
-        _check_causal(task, model)
-        if loop.carry_state:
-            _check_carried(model, fabric.world_size)
-        model.recompute = loop.recompute
+    model = build_model(config, device, fabric.world_size, init)
     compiled = uses_compile(loop, device)
     objective: Any = Objective(model)
     firsts = (next(batches.epoch(0)) for _, batches in stages)
@@ -237,7 +236,7 @@ def _fit(
     checkpoint = first_ahead(fabric, load_checkpoint, folder, set_aside=True) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
-        check_state(checkpoint, folder, moments(model, optimizers), total_steps)
+        check_state(checkpoint, folder, model, optimizers, total_steps)
         check_weights(checkpoint, model, folder)
         restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
@@ -411,92 +410,6 @@ def _probes(
 def _steps(task: Task, batch: Batch) -> int:
     """Return the number of steps in a sample, summed over both sequences of a pair."""
     return batch.inputs[0].numel() // (task.n_features or 1)
-
-
-def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
-    try:
-        return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the model cannot be built: {error}") from error
-
-
-def _check_times(task: Task, config: ModelConfig | SequenceClassifierConfig) -> None:
-    """Raise ConfigError if batches have times, and a mixer does not take them."""
-    others = [name for name in config.mixer_pattern if not mixers.get(name).takes_dt]
-    if others and task.split("train").rows(torch.tensor([0])).dt is not None:
-        raise ConfigError(
-            f"`with_dt` of the task needs mixers that take irregular steps; {others[0]!r} does not. Leave "
-            "--task.with-dt out: the time is a feature too."
-        )
-
-
-def _check_promises(model: nn.Module, device: torch.device) -> None:
-    """Raise ConfigError if a mixer from outside of linrec breaks a law that training relies on."""
-    outside = {type(part): part for part in model.modules() if isinstance(part, mixers.Mixer)}
-    for kind, mixer in outside.items():
-        if kind.__module__.partition(".")[0] == "linrec":
-            continue
-        # the import takes a while, and few runs need it
-        from linrec.testing import check_promises
-
-        try:
-            # in full precision, whatever the precision of the run is
-            with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-                check_promises(copy.deepcopy(mixer).to(device))
-        except AssertionError as error:
-            raise ConfigError(
-                f"the mixer {kind.__module__}:{kind.__name__} breaks the law of {str(error).splitlines()[0]} "
-                "`linrec.testing.check_mixer` checks all laws."
-            ) from error
-        except Exception:
-            # as of a kernel that takes half precision alone; if training fails too, it tells the reason
-            continue
-
-
-def _check_causal(task: Task, model: LanguageModel) -> None:
-    """Raise ConfigError if a mixer sees the tokens that the task asks for."""
-    if not isinstance(task, LanguageModeling):
-        return
-    for name, mixer in zip(model.config.mixer_pattern, model.mixers, strict=False):
-        if not mixer.is_causal:
-            raise ConfigError(
-                "a language model predicts each token from the tokens before it, but with these arguments "
-                f"the mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose "
-                "another mixer."
-            )
-
-
-def _check_carried(model: LanguageModel, processes: int) -> None:
-    """Raise ConfigError if the state of the model cannot pass from batch to batch."""
-    if processes > 1:
-        raise ConfigError(
-            f"`loop.carry_state` is for a single process; got {processes}. Start linrec without torchrun, or "
-            "leave --loop.carry-state out."
-        )
-    # a memory across the stack begins each segment with new states of the blocks
-    for name, mixer in zip(model.config.mixer_pattern, model.mixers, strict=False):
-        if model.memory is None and mixer.state_grows:
-            raise ConfigError(
-                "`loop.carry_state` needs states of constant size, but with these arguments the state of the "
-                f"mixer {name!r} grows with each step. Pass a window, if the mixer has one "
-                "(--model.mixer-args.window for attention), or choose another mixer."
-            )
-
-
-def _start_from(init: nn.Module, model: nn.Module) -> None:
-    """Copy the weights of `init` to `model`.
-
-    Raises:
-        ConfigError: the models have different parameters.
-    """
-    try:
-        model.load_state_dict(init.state_dict())
-    except RuntimeError as error:
-        # torch's message names the class in the first line and a parameter in each further line
-        why = [*str(error).splitlines(), ""][1].strip()
-        raise ConfigError(
-            f"the model to start from has another configuration: {why} Leave out the options of the model."
-        ) from error
 
 
 def _check_finite(window: Tensor, step: int, model: nn.Module) -> None:

@@ -35,10 +35,7 @@ from linrec.lab.train.checkpoint import (
     load_checkpoint,
 )
 from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict, differences
-from linrec.lab.train.metrics import FILE as METRICS
-from linrec.lab.train.metrics import read_metrics
-from linrec.lab.train.provenance import About
-from linrec.lab.train.result import Result, StoredResult
+from linrec.lab.train.records import METRICS, About, Result, StoredResult, read_metrics
 from linrec.models import (
     LanguageModel,
     ModelConfig,
@@ -46,7 +43,7 @@ from linrec.models import (
     SequenceClassifierConfig,
     StackConfig,
 )
-from linrec.text import read_tokenizer
+from linrec.text import Tokenizer, read_tokenizer
 
 CONFIG = "config.json"
 RESULT = "result.json"
@@ -170,7 +167,7 @@ def run_of(
     trust_code: bool | Collection[str] = False,
     extra: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Return the run of records that were read before; other arguments and errors are those of `load_run`."""
+    """Return the run of records that were read before; see `load_run`."""
     try:
         config = config_from_dict(records.config, trust_code=trust_code)
     except UntrustedCodeError as error:
@@ -181,11 +178,7 @@ def run_of(
 
 
 def read_records(folder: Path) -> Records:
-    """Read a run folder without parsing its configuration, so that no untrusted code can run.
-
-    Raises:
-        RunFolderError: the folder does not exist or is not a valid run.
-    """
+    """Read a run folder without parsing its configuration, so that no untrusted code can run."""
     with _one_line(folder):
         stored = _read_json(folder, CONFIG)
         result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
@@ -203,11 +196,7 @@ def read_records(folder: Path) -> Records:
 
 
 def checked(folder: Path, records: Records) -> Records:
-    """Return the records of a run folder if their fields have the right types.
-
-    Raises:
-        RunFolderError: a field has another type.
-    """
+    """Return the records of a run folder if their fields have the right types, or raise RunFolderError."""
     check_content(folder / CONFIG, records.about, About)
     if records.result is not None:
         check_content(folder / RESULT, records.result, StoredResult)
@@ -215,11 +204,7 @@ def checked(folder: Path, records: Records) -> Records:
 
 
 def read_result(folder: Path) -> Result:
-    """Return the result of a run that has finished.
-
-    Raises:
-        RunFolderError: `result.json` is missing or damaged.
-    """
+    """Return the result of a run that has finished."""
     stored = check_content(folder / RESULT, _read_json(folder, RESULT), StoredResult)
     try:
         return Result(
@@ -250,10 +235,6 @@ def open_run_folder(
 
     Returns:
         The command that started the run.
-
-    Raises:
-        RunFolderError: a new run would overwrite files, the run to resume has another configuration, or
-            another process trains in the folder.
     """
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
@@ -286,10 +267,8 @@ def open_run_folder(
             ) from error
         # checked before locking, too: no lock file may be left in a folder that is not a run
         _check_unused(folder)
-        try:
+        with writing(f"create the folder {folder}", RunFolderError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"could not create the folder {folder}: {reason(error)}.") from error
         held.enter_context(lock_run_folder(folder))
         _check_unused(folder)
     if tokenizer is not None:
@@ -297,10 +276,8 @@ def open_run_folder(
     # written first, because this file makes the run resumable
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
     if tokenizer is not None:
-        try:
+        with writing(f"write the tokenizer to {folder}"):
             tokenizer.save(folder)
-        except OSError as error:
-            raise TrainError(f"could not write the tokenizer to {folder}: {reason(error)}.") from error
     return about["command"]
 
 
@@ -318,11 +295,7 @@ def note_resumed(folder: Path, step: int, origin: dict[str, Any]) -> None:
 
 
 def lock_run_folder(folder: Path) -> ExitStack:
-    """Return a context that holds the lock of a run folder.
-
-    Raises:
-        RunFolderError: another process trains in the folder, or the lock cannot be written.
-    """
+    """Return a context that holds the lock of a run folder."""
     held = ExitStack()
     try:
         held.enter_context(locked(folder))
@@ -369,16 +342,19 @@ def _check_unused(folder: Path) -> None:
             )
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file as `linrec.files.write_json` does.
-
-    Raises:
-        TrainError: the file cannot be written, for example because the disk is full.
-    """
+@contextmanager
+def writing(what: str, kind: type[TrainError] = TrainError) -> Iterator[None]:
+    """Turn an OSError within the context, such as a full disk, into an error that says what failed."""
     try:
-        files.write_json(path, content)
+        yield
     except OSError as error:
-        raise TrainError(f"could not write {path}: {reason(error)}.") from error
+        raise kind(f"could not {what}: {reason(error)}.") from error
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file as `linrec.files.write_json` does; an OSError becomes a TrainError."""
+    with writing(f"write {path}"):
+        files.write_json(path, content)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -401,3 +377,33 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RunFolderError(f"{folder / name} cannot be used: it is not a JSON object.")
     return content
+
+
+def language_task(run: Run) -> LanguageModeling:
+    """Return the task of a run that trained a language model; any other run is a ConfigError."""
+    task = run.config.task
+    if not isinstance(task, LanguageModeling):
+        raise ConfigError(
+            f"{run.path} is not a language model: it was trained on {type(task).__name__}, which has no text."
+        )
+    return task
+
+
+def tokenizer_of(run: Run) -> Tokenizer:
+    """Return the tokenizer stored in a run folder; any other than that of training is a ConfigError."""
+    tokenizer, vocab_size = read_tokenizer(run.path), run.config.model.vocab_size
+    if vocab_size is None:
+        raise ConfigError(f"{run.path} is not a language model: its model does not take tokens.")
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {run.path} has {tokenizer.vocab_size:,} tokens, but its model has "
+            f"{vocab_size:,}. Restore the tokenizer that the run was trained with."
+        )
+    trained_with = run.about.get("tokenizer", tokenizer.fingerprint)
+    if tokenizer.fingerprint != trained_with:
+        raise ConfigError(
+            f"the tokenizer in {run.path} has the fingerprint {tokenizer.fingerprint}, but the run was "
+            f"trained with the fingerprint {trained_with}. "
+            "Restore the tokenizer that the run was trained with."
+        )
+    return tokenizer

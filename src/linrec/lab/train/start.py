@@ -1,37 +1,96 @@
-"""Trained models to start a run from: models of run folders, and converted checkpoints."""
+"""The model that a run starts with: new, or trained before in a run folder or a converted checkpoint."""
 
+import copy
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
+from linrec import mixers
 from linrec.convert import ConversionError, from_hugging_face, from_rwkv_lm
-from linrec.errors import ConfigError, RunFolderError, TrainError
-from linrec.files import read_json, reason
+from linrec.errors import ConfigError, RunFolderError
+from linrec.files import read_json
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
 from linrec.lab.train.config import TrainConfig, config_to_dict
-from linrec.lab.train.provenance import provenance
-from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json
-from linrec.models import LanguageModel
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json, writing
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
 from linrec.text import Tokenizer, load_tokenizer
 from linrec.text.tokenizer import FILE
-
-__all__ = ["Start", "open_start", "write_converted"]
 
 NAME = "converted"
 
 
-class Start(NamedTuple):
-    """A trained language model, and its tokenizer.
+def build_model(
+    config: TrainConfig, device: torch.device, processes: int, init: nn.Module | None
+) -> LanguageModel | SequenceClassifier:
+    """Return the model of a run, new or with the weights of `init`, or raise ConfigError if it cannot train.
 
-    Attributes:
-        model: the model, on the CPU, in evaluation mode.
-        tokenizer: the folder of its tokenizer, a value for `LanguageModeling.tokenizer`; None if the folder
-            has no tokenizer.
+    Args:
+        config: the configuration, with its task prepared.
+        device: the device of the run.
+        processes: number of processes of the run.
+        init: a model of the same configuration, or None.
     """
+    task = config.task
+    names = config.model.mixer_pattern
+    others = [name for name in names if not mixers.get(name).takes_dt]
+    if others and task.split("train").rows(torch.tensor([0])).dt is not None:
+        raise ConfigError(
+            f"`with_dt` of the task needs mixers that take irregular steps; {others[0]!r} does not. Leave "
+            "--task.with-dt out: the time is a feature too."
+        )
+    model: LanguageModel | SequenceClassifier
+    try:
+        if isinstance(config.model, ModelConfig):
+            model = LanguageModel(config.model)
+        else:
+            model = SequenceClassifier(config.model)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the model cannot be built: {error}") from error
+    if init is not None:
+        try:
+            model.load_state_dict(init.state_dict())
+        except RuntimeError as error:
+            # torch's message names the class in the first line and a parameter in each further line
+            why = [*str(error).splitlines(), ""][1].strip()
+            raise ConfigError(
+                f"the model to start from has another configuration: {why} "
+                "Leave out the options of the model."
+            ) from error
+    _check_promises(model, device)
+    if isinstance(model, SequenceClassifier):
+        return model
+    model.recompute = config.loop.recompute
+    carry_state = config.loop.carry_state
+    if carry_state and processes > 1:
+        raise ConfigError(
+            f"`loop.carry_state` is for a single process; got {processes}. Start linrec without torchrun, or "
+            "leave --loop.carry-state out."
+        )
+    for name, mixer in zip(names, model.mixers, strict=False):
+        if isinstance(task, LanguageModeling) and not mixer.is_causal:
+            raise ConfigError(
+                "a language model predicts each token from the tokens before it, but with these arguments "
+                f"the mixer {name!r} sees later tokens. Leave out --model.mixer-args.no-causal, or choose "
+                "another mixer."
+            )
+        # a memory across the stack begins each segment with new states of the blocks
+        if carry_state and model.memory is None and mixer.state_grows:
+            raise ConfigError(
+                "`loop.carry_state` needs states of constant size, but with these arguments the state of the "
+                f"mixer {name!r} grows with each step. Pass a window, if the mixer has one "
+                "(--model.mixer-args.window for attention), or choose another mixer."
+            )
+    return model
+
+
+class Start(NamedTuple):
+    """A trained language model in evaluation mode, and the folder of its tokenizer if it has one."""
 
     model: LanguageModel
     tokenizer: str | None
@@ -44,15 +103,6 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
         path: a run folder; a checkpoint folder for `linrec.convert.from_hugging_face`; or the weight file of
             an RWKV model.
         trust_code: whether to import tasks and mixers that a run names by import path.
-
-    Raises:
-        ConfigError: the run did not train a language model, or the checkpoint cannot be converted.
-        RunFolderError: the run cannot be read.
-
-    Example:
-        >>> open_start("no/such/folder")
-        Traceback (most recent call last):
-        linrec.errors.ConfigError: there is no folder no/such/folder; ...
     """
     folder = Path(path)
     tokenizer = str(folder) if (folder / FILE).is_file() else None
@@ -65,7 +115,7 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
 
 
 def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: int, command: str) -> None:
-    """Write a model to a run folder, which all commands accept like the folder of a trained run.
+    """Write a model to a new run folder, which all commands accept like the folder of a trained run.
 
     Args:
         start: the model.
@@ -73,11 +123,6 @@ def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: in
         tokenizer: the model's tokenizer.
         length: tokens of context that the model was trained for.
         command: the command line to record.
-
-    Raises:
-        ConfigError: the tokenizer has more tokens than the model.
-        RunFolderError: `out` already exists.
-        TrainError: a file cannot be written.
     """
     vocab_size = start.model.config.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -89,30 +134,22 @@ def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: in
     config = TrainConfig(NAME, task, start.model.config)
     about = {"command": command, "total_steps": 0, **provenance(torch.device("cpu")), "processes": 1}
     about["tokenizer"] = tokenizer.fingerprint
-    try:
-        out.mkdir(parents=True)
-    except FileExistsError:
-        raise RunFolderError(f"{out} already exists; pass another --out.") from None
-    except OSError as error:
-        raise RunFolderError(f"could not create the folder {out}: {reason(error)}.") from error
+    with writing(f"create the folder {out}", RunFolderError):
+        try:
+            out.mkdir(parents=True)
+        except FileExistsError:
+            raise RunFolderError(f"{out} already exists; pass another --out.") from None
     tensors = {f"model.{name}": tensor for name, tensor in start.model.state_dict().items()}
     with lock_run_folder(out):
-        try:
+        with writing(f"write the tokenizer to {out}"):
             tokenizer.save(out)
-        except OSError as error:
-            raise TrainError(f"could not write the tokenizer to {out}: {reason(error)}.") from error
         save_checkpoint(out, Checkpoint(tensors, {"step": 0, "seconds": 0.0}))
         # written last, because this file makes the folder a run folder
         write_json(out / CONFIG, {"recipe": NAME, **about, "config": config_to_dict(config)})
 
 
 def tokenizer_for(start: Start, name: str | None) -> Tokenizer:
-    """Return the tokenizer of a name or path, or the model's own tokenizer for None.
-
-    Raises:
-        ConfigError: `name` is None, and the model has no tokenizer.
-        DataError: the tokenizer cannot be loaded.
-    """
+    """Return the tokenizer of a name or path, or the model's own tokenizer for None."""
     chosen = name or start.tokenizer
     if chosen is None:
         raise ConfigError(
@@ -120,6 +157,29 @@ def tokenizer_for(start: Start, name: str | None) -> Tokenizer:
             'tokenizer, or "bytes".'
         )
     return load_tokenizer(chosen)
+
+
+def _check_promises(model: nn.Module, device: torch.device) -> None:
+    """Raise ConfigError if a mixer from outside of linrec breaks a law that training relies on."""
+    outside = {type(part): part for part in model.modules() if isinstance(part, mixers.Mixer)}
+    for kind, mixer in outside.items():
+        if kind.__module__.partition(".")[0] == "linrec":
+            continue
+        # the import takes a while, and few runs need it
+        from linrec.testing import check_promises
+
+        try:
+            # in full precision, whatever the precision of the run is
+            with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+                check_promises(copy.deepcopy(mixer).to(device))
+        except AssertionError as error:
+            raise ConfigError(
+                f"the mixer {kind.__module__}:{kind.__name__} breaks the law of {str(error).splitlines()[0]} "
+                "`linrec.testing.check_mixer` checks all laws."
+            ) from error
+        except Exception:
+            # as of a kernel that takes half precision alone; if training fails too, it tells the reason
+            continue
 
 
 def _is_run(folder: Path) -> bool:

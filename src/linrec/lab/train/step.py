@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
-from linrec.lab.train.carried import Carried
 from linrec.lab.train.data import on_device, stream_order
-from linrec.lab.train.fabric import Fabric
+from linrec.lab.train.fabric import Fabric, any_process, gathered, summed
 from linrec.lab.train.optim import gradient_norm
-from linrec.lab.train.processes import any_process, gathered, summed
 from linrec.models import LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
-from linrec.trees import Tree, map_tree, replaced
+from linrec.trees import Tree, leaves, map_tree, replaced
 
 EAGER_STEPS = 3
 
@@ -27,7 +25,7 @@ EAGER_STEPS = 3
 class Outcome(NamedTuple):
     """The output of an `Objective`.
 
-    Args:
+    Attributes:
         loss: cross-entropy in nats, or squared error for a regression, summed over all targets: a scalar.
         correct: number of correctly predicted targets, 0 for a regression: a scalar.
         predictions: the likeliest class at every position, (b, t), int64, or of every sequence, (b); for a
@@ -84,7 +82,7 @@ class Objective(nn.Module):
         """Compile each block of the model and the loss; the options are those of `torch.compile`.
 
         Blocks of equal structure share a compilation, so the first step of a deep model takes no longer than
-        the first step of a shallow one. Run the steps within `linrec.models.regional.compiling`.
+        the first step of a shallow one. Run the steps within `linrec.models.compilation.compiling`.
         """
         for block in self.model.blocks:
             block.compile(**options)
@@ -106,6 +104,48 @@ class Objective(nn.Module):
         )
         predictions = outputs.argmax(-1)
         return Outcome(loss, (predictions == targets).sum(), predictions)
+
+
+class Carried:
+    """The state after a batch, with which the sequences of the next batch begin.
+
+    The tensors stay where they are while the state has one form, also over `clear`. So a step that is
+    captured as a CUDA graph can read and write them.
+    """
+
+    def __init__(self) -> None:
+        self._held: Tree = None
+        self._is_empty = True
+
+    @property
+    def state(self) -> Tree:
+        """The state after the last batch; None at the start of an epoch."""
+        return None if self._is_empty else self._held
+
+    def clear(self) -> None:
+        """Let the next batch begin with the model's initial state."""
+        self._is_empty = True
+
+    def keep(self, state: Tree) -> None:
+        """Keep a copy of a state without gradients, in place of the state before."""
+        if _form(state) != _form(self._held):
+            # contiguous: parts may be views of each other or expanded, and could not be written in place
+            self._held = map_tree(lambda part: part.clone(memory_format=torch.contiguous_format), state)
+        else:
+            held = leaves(self._held)
+            places = {part.untyped_storage().data_ptr() for part in held}
+            # copies of the parts that would change while the parts are written
+            parts = [
+                part.clone() if part.untyped_storage().data_ptr() in places else part
+                for part in leaves(state)
+            ]
+            for mine, part in zip(held, parts, strict=True):
+                mine.copy_(part)
+        self._is_empty = False
+
+
+def _form(state: Tree) -> Tree:
+    return map_tree(lambda part: (part.shape, part.dtype), state)
 
 
 def train_step(
@@ -259,10 +299,6 @@ def reads_values(model: LanguageModel | SequenceClassifier, batch: Batch) -> boo
 
     Such a step waits for the device, and a CUDA graph of it would repeat one batch's choice for all batches.
     A memory across the stack may read `reset`: recurrent memory runs a row for each reset within a segment.
-
-    Args:
-        model: the model.
-        batch: the batch of the step.
     """
     memory = model.memory if isinstance(model, LanguageModel) else None
     return memory is not None and batch.reset is not None
@@ -273,10 +309,6 @@ def skipped_parameters(objective: nn.Module, batch: Batch) -> set[nn.Parameter]:
 
     A memory between segments, for example, is not read in a window that is no longer than a segment. The
     random state of the devices does not change.
-
-    Args:
-        objective: an `Objective`.
-        batch: a batch on the objective's device.
     """
     with torch.random.fork_rng():
         nodes: list[Any] = [objective(*batch).loss.grad_fn]
@@ -294,10 +326,7 @@ def skipped_parameters(objective: nn.Module, batch: Batch) -> set[nn.Parameter]:
 def may_skip(fabric: Fabric, objective: Objective, batches: Iterable[Batch]) -> bool:
     """Return whether a step of any process may leave parameters without a gradient; moves the objective.
 
-    Args:
-        fabric: the Fabric of the run.
-        objective: an `Objective` that is not set up yet.
-        batches: a batch of every shape, on the device of the run; a sequence of each is tried.
+    Tries a sequence of every batch; the batches have every shape of the run, and are on its device.
     """
     objective.to(fabric.device)
     found = False

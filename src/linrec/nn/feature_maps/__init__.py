@@ -21,7 +21,7 @@ are divided by d^(1/4), so that the features estimate the kernel of softmax atte
 import inspect
 from typing import Any
 
-from linrec.errors import unknown
+from linrec.errors import unknown, unknown_argument
 from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, FeatureMap, Identity, ReLU, SiLU, Softmax
 from linrec.nn.feature_maps.random import (
     ArcCosine,
@@ -74,7 +74,7 @@ def build(name: str, d_head: int, **arguments: Any) -> FeatureMap:
     known = [p.name for p in inspect.signature(_MAPS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for argument in arguments:
         if argument not in known:
-            raise unknown(f"argument `{argument}` of feature map {name!r}:", argument, known)
+            raise unknown_argument(f"feature map {name!r}", argument, known)
     return _MAPS[name](d_head, **arguments)
 
 

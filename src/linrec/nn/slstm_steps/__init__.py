@@ -16,7 +16,7 @@ __all__ = ["SLSTMBackend", "log_forget", "slstm_steps"]
 
 SLSTMBackend = Literal["auto", "torch", "triton"]
 
-BACKENDS = (
+BACKENDS: tuple[Backend[Steps], ...] = (
     Backend(
         "recurrent",
         "triton",

@@ -9,8 +9,7 @@ from torch import Tensor
 from linrec.nn.slstm_steps.torch import Ends, Steps, by_step
 from linrec.ops.core.kernel import NOTHING, Memory, Space, by_autograd, kernel_op, like
 from linrec.ops.core.precision import without_autocast
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2
 
 KERNELS = Kernels("nonlinear.slstm_triton")
 CHUNK_BYTES = 256

@@ -25,7 +25,7 @@ from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented, zeros_of
 from linrec.ops.core.checks import check_shape, name_of
 from linrec.ops.core.precision import accumulation, real_dtype
-from linrec.ops.gate_loop.inputs import check_queries_and_keys, check_values
+from linrec.ops.matrix import check_queries_and_keys, check_values
 from linrec.rules import positive, typed
 
 __all__ = [

@@ -12,8 +12,8 @@ from linrec.ops.core.checks import check_tensors
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.kernel import differentiated
 from linrec.ops.core.precision import wide
-from linrec.ops.gate_loop.inputs import canonical_gate
-from linrec.ops.gate_loop.segments import wrapped
+from linrec.ops.matrix import canonical_gate
+from linrec.ops.matrix.segments import wrapped
 from linrec.trees import replaced
 
 # log decay of steps that are fully forgotten: its exponential is zero in every dtype, and unlike -inf it

@@ -27,7 +27,8 @@ from linrec.ops.attention.cache import (
 from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.core.kernel import by_autograd, differentiated
-from linrec.ops.gate_loop import segments
+from linrec.ops.matrix import segments
+from linrec.torch_private import attention_choice, flash_on_cpu, flash_on_cpu_backward, transforms_active
 from linrec.trees import replaced
 
 # shorter blocks do not occupy a GPU
@@ -164,9 +165,9 @@ def softmax(given: Softmax, dropout: float) -> Tensor:
     """Run torch's fused attention; on the CPU, without dropout, it has derivatives of every order."""
     q, k, v, mask, is_causal, scale = given
     if q.is_cpu and not dropout and differentiated(*given) and not torch.compiler.is_compiling():
-        if torch._C._are_functorch_transforms_active():
+        if transforms_active():
             return _softmax_by_torch(given)[0]
-        choice = torch._fused_sdp_choice(q, k, v, mask, is_causal=is_causal, scale=scale)
+        choice = attention_choice(q, k, v, mask, is_causal=is_causal, scale=scale)
         # the other choice of the CPU is made of torch operations
         if choice == SDPBackend.FLASH_ATTENTION.value:
             y: Tensor = _FlashOnCPU.apply(*given)
@@ -199,8 +200,7 @@ class _FlashOnCPU(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool, scale: float
     ) -> Tensor:
         bias = None if mask is None else _as_bias(mask, q.dtype)
-        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        y, log_sum = run(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
+        y, log_sum = flash_on_cpu(q, k, v, is_causal, attn_mask=bias, scale=scale)
         ctx.save_for_backward(q, k, v, bias, y, log_sum)
         ctx.flags = is_causal, scale
         return y
@@ -212,8 +212,8 @@ class _FlashOnCPU(torch.autograd.Function):
         if torch.is_grad_enabled():
             given = Softmax(q, k, v, bias, is_causal, scale)
             return tuple(by_autograd(_softmax_by_torch)(given, None, (dy,), ctx.needs_input_grad))
-        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        found = run(dy, q, k, v, y, log_sum, 0.0, is_causal, attn_mask=bias, scale=scale)
+        saved = (dy, q, k, v, y, log_sum, 0.0, is_causal)
+        found = flash_on_cpu_backward(*saved, attn_mask=bias, scale=scale)
         return *found, None, None, None
 
 

@@ -1,4 +1,4 @@
-"""Values that a context sets for the calls within it: of its own thread, and of no other."""
+"""Surroundings of a call: values that contexts set for the calls of their own thread, and torch.export."""
 
 import contextvars
 import threading
@@ -10,7 +10,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Ambient", "checkpointed"]
+from linrec.torch_private import tracing_export
+
+__all__ = ["Ambient", "checkpointed", "constant_in_graphs", "exporting"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,3 +94,22 @@ def checkpointed(function: Callable[P, R]) -> Callable[P, R]:
 
     again: Callable[P, R] = partial(checkpoint, run, use_reentrant=False)
     return again
+
+
+def constant_in_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function as constant for torch.compile, so that imports and probes do not enter a graph."""
+    # like torch.compiler.assume_constant_result, without importing the compiler, which takes a second
+    marked: Any = function
+    marked._dynamo_marked_constant = True
+    return function
+
+
+@constant_in_graphs
+def exporting() -> bool:
+    """Return whether torch.export is tracing.
+
+    Example:
+        >>> exporting()
+        False
+    """
+    return tracing_export()

@@ -1,23 +1,27 @@
-"""The table of an operator: a list of its backends in order of preference."""
+"""The table of an operator: its backends in order of preference, and when they can run on this machine."""
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
+
+import torch
 
 from linrec.errors import unknown
-from linrec.ops.core.kernel import differentiated
-from linrec.ops.core.machine import exporting, refusal, usable
+from linrec.ops.core.ambient import constant_in_graphs, exporting
+from linrec.ops.core.kernel import In, differentiated
 
 Pair = tuple[str, str]
 """(mode, backend): the algorithm, and its implementation."""
 
 
-def always(inputs: Any) -> bool:
+def always(inputs: object) -> bool:
     """Return True: a condition for backends that accept all inputs."""
     return True
 
 
-def never(inputs: Any) -> bool:
+def never(inputs: object) -> bool:
     """Return False: a condition for backends that `"auto"` never chooses."""
     return False
 
@@ -27,7 +31,7 @@ WITHOUT_RESET: Any = {"accepts": lambda given: given.reset is None, "requires": 
 
 
 @dataclass(frozen=True)
-class Backend:
+class Backend(Generic[In]):
     """An implementation of an operator: an entry of its table.
 
     Attributes:
@@ -47,29 +51,29 @@ class Backend:
 
     mode: str
     name: str
-    run: Callable[[Any], Any]
+    run: Callable[[In], Any]
     about: str
     kernel: str = ""
-    accepts: Callable[[Any], bool] = always
+    accepts: Callable[[In], bool] = always
     requires: str = ""
-    auto: Callable[[Any], bool] = always
+    auto: Callable[[In], bool] = always
     differentiable: bool = True
     widen: bool = True
 
 
-def pairs(backends: Sequence[Backend]) -> tuple[Pair, ...]:
+def pairs(backends: Sequence[Backend[Any]]) -> tuple[Pair, ...]:
     """Return the distinct (mode, backend) pairs of a table."""
     return tuple(dict.fromkeys((entry.mode, entry.name) for entry in backends))
 
 
-def table(backends: Sequence[Backend], indent: str = "    ") -> str:
+def table(backends: Sequence[Backend[Any]], indent: str = "    ") -> str:
     """Return the table in Markdown, for docstrings."""
     rows = [("mode", "backend", "implementation"), ("---", "---", "---")]
     rows += [(entry.mode, entry.name, entry.about) for entry in backends]
     return f"\n{indent}".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
+def check_mode(op_name: str, backends: Sequence[Backend[Any]], mode: str) -> None:
     """Raise ValueError for an unknown mode; the message gives the nearest mode."""
     modes = ["auto", *dict.fromkeys(entry.mode for entry in backends)]
     if mode not in modes:
@@ -77,8 +81,8 @@ def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
 
 
 def choose(
-    op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
-) -> Backend:
+    op_name: str, backends: Sequence[Backend[In]], inputs: In, device_type: str, mode: str, backend: str
+) -> Backend[In]:
     """Return the backend that runs a call.
 
     It is the first entry of the table with the given mode and backend that can run on this machine, accepts
@@ -125,7 +129,7 @@ def _can_run(op_name: str, backend: str, device_type: str, *, named: bool) -> bo
 
 
 def _refused(
-    op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
+    op_name: str, backends: Sequence[Backend[In]], inputs: In, device_type: str, mode: str, backend: str
 ) -> str:
     """Return the reason why no entry of the table can run the call."""
     check_mode(op_name, backends, mode)
@@ -151,3 +155,113 @@ def _refused(
         cure = 'Call it under `torch.no_grad()`, or leave mode and backend at "auto".'
         reasons.append(reason or f"{called} has no gradients. {cure}")
     return " ".join(dict.fromkeys(reasons))
+
+
+@constant_in_graphs
+def numba_usable() -> bool:
+    """Return whether Numba can compile and cache on this machine; warn once if it cannot.
+
+    Example:
+        >>> numba_usable() in (True, False)
+        True
+    """
+    # during an export the probe would fail, and its result is cached for the whole process
+    if exporting():
+        return False
+    problem = _numba_problem()
+    if problem is not None:
+        _warn_about_numba(problem)
+    return problem is None
+
+
+@constant_in_graphs
+def usable(backend: str, device_type: str) -> bool:
+    """Return whether `"auto"` may choose a backend on this device; an export allows only ATen operations.
+
+    Example:
+        >>> usable("torch", "meta"), usable("triton", "cpu")
+        (True, False)
+    """
+    if backend == "numba":
+        return device_type == "cpu" and numba_usable()
+    if backend == "triton":
+        return device_type == "cuda" and not exporting() and _triton_problem() is None
+    return True
+
+
+@constant_in_graphs
+def refusal(op_name: str, backend: str, device_type: str) -> str | None:
+    """Return the reason why an explicitly chosen backend cannot run here, or None if it can.
+
+    Args:
+        op_name: the operator's name.
+        backend: an existing backend.
+        device_type: device type of the tensors.
+
+    Example:
+        >>> print(refusal("scan", "numba", "cuda"))
+        backend='numba' of `scan` runs on 'cpu'; got tensors on 'cuda'. Move them, or choose another backend.
+    """
+    called = f"backend={backend!r} of `{op_name}`"
+    if exporting() and backend in ("numba", "triton"):
+        return f'{called} cannot be exported: a program holds only ATen operators. Leave it at "auto".'
+    elsewhere = f"got tensors on {device_type!r}. Move them, or choose another backend."
+    if backend == "numba":
+        if device_type != "cpu":
+            return f"{called} runs on 'cpu'; {elsewhere}"
+        problem = _numba_problem()
+        return problem and f"{called} needs a working Numba; it fails with {problem}. {_NUMBA_CURE}"
+    if backend == "triton":
+        problem = _triton_problem()
+        if problem is not None:
+            return f"{called} needs Triton; it fails with {problem}. Install `triton`."
+        if device_type != "cuda":
+            import triton
+
+            if not triton.knobs.runtime.interpret:
+                return f"{called} runs on 'cuda'; {elsewhere}"
+    return None
+
+
+_NUMBA_CURE = "Install a working `numba`, or set NUMBA_CACHE_DIR to a directory that can be written."
+
+
+@functools.cache
+def _numba_problem() -> str | None:
+    # an absent package, a broken LLVM and an unwritable cache raise different errors; callers who did not ask
+    # for Numba should see none of them
+    try:
+        import numba
+
+        @numba.njit(cache=True)
+        def successor(number: float) -> float:
+            return number + 1.0
+
+        successor(1.0)
+        # starting Numba's OpenMP threads also changes torch's number of threads, so start them now and
+        # restore the number
+        threads = torch.get_num_threads()
+        numba.set_num_threads(numba.get_num_threads())
+        torch.set_num_threads(threads)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@functools.cache
+def _warn_about_numba(problem: str) -> None:
+    warnings.warn(
+        f"Numba does not work here ({problem}); linrec uses its slower torch backend. {_NUMBA_CURE}",
+        RuntimeWarning,
+        # points at the line that called the operator
+        stacklevel=9,
+    )
+
+
+@functools.cache
+def _triton_problem() -> str | None:
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return None

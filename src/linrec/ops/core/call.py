@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.compiler import is_compiling
 from linrec.ops.core.ambient import Ambient
 from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
 from linrec.ops.core.checks import check_reset, check_state, check_tensors, option_fields, tensor_fields
+from linrec.ops.core.kernel import In
 from linrec.ops.core.precision import widened, without_autocast
 from linrec.rules import typed
 from linrec.trees import leaves, map_tree
@@ -36,7 +37,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(eq=False)
-class Operator:
+class Operator(Generic[In]):
     """An operator: its table of backends, and the steps of every call before a backend runs.
 
     Attributes:
@@ -55,15 +56,15 @@ class Operator:
     """
 
     name: str
-    inputs: type[Any]
+    inputs: type[In]
     sequence: str
-    canonical: Callable[[Any], Any]
-    output: Callable[[Any], Space]
+    canonical: Callable[[In], In]
+    output: Callable[[In], Space]
     axes: str
-    state: Callable[[Any], Space] | None
-    backends: Sequence[Backend]
+    state: Callable[[In], Space] | None
+    backends: Sequence[Backend[In]]
     zeros: bool = True
-    is_empty: Callable[[Any], bool] = never
+    is_empty: Callable[[In], bool] = never
     composed: bool = False
     empty: Callable[..., Any] = torch.zeros
 
@@ -108,7 +109,7 @@ class Operator:
         """Raise ValueError for an unknown mode, without calling the operator."""
         check_mode(self.name, self.backends, mode)
 
-    def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
+    def __call__(self, inputs: In, mode: str, backend: str) -> Result:
         """Run the operator on its arguments, and return y and the state."""
         # a graph's numbers may be symbols
         if self._options and not is_compiling():
@@ -117,16 +118,16 @@ class Operator:
         # not every operation takes a lazy conjugate, least of all under vmap; a compiler cannot ask for it
         if any(isinstance(x, Tensor) and x.is_complex() for x in inputs):
             inputs = map_tree(torch.resolve_conj, inputs)
-        inputs = self.canonical(inputs)
-        check_reset(inputs.reset, sequence)
-        if self.state is not None and inputs.state is not None:
-            shape, dtype = self.state(inputs)
-            check_state(inputs.state, self.axes, shape, dtype)
-            if inputs.state.dtype != dtype:
-                inputs = inputs._replace(state=inputs.state.to(dtype))
-        return self.proceed(inputs, mode, backend)
+        given: Any = self.canonical(inputs)
+        check_reset(given.reset, sequence)
+        if self.state is not None and given.state is not None:
+            shape, dtype = self.state(given)
+            check_state(given.state, self.axes, shape, dtype)
+            if given.state.dtype != dtype:
+                given = given._replace(state=given.state.to(dtype))
+        return self.proceed(given, mode, backend)
 
-    def proceed(self, inputs: Any, mode: str, backend: str) -> Result:
+    def proceed(self, inputs: In, mode: str, backend: str) -> Result:
         """Choose a backend for canonical inputs, and run it through the handlers."""
         device = getattr(inputs, self.sequence).device.type
         entry = choose(self.name, self.backends, inputs, device, mode, backend)
@@ -139,29 +140,30 @@ class Operator:
             proceed = partial(handler, call, proceed)
         return proceed()
 
-    def run(self, inputs: Any, entry: Backend) -> Result:
+    def run(self, inputs: In, entry: Backend[In]) -> Result:
         """Run an entry of the table on canonical inputs."""
-        sequence = getattr(inputs, self.sequence)
-        shape, dtype = self.output(inputs)
+        given: Any = inputs
+        sequence = getattr(given, self.sequence)
+        shape, dtype = self.output(given)
         is_empty = self.state is not None and (
-            self.is_empty(inputs)
+            self.is_empty(given)
             # without outputs, the state may still be non-empty
-            or (0 in shape and (0 in sequence.shape or 0 in self.state(inputs)[0]))
+            or (0 in shape and (0 in sequence.shape or 0 in self.state(given)[0]))
         )
         # a process without steps still passes on the state that it receives
         is_empty = is_empty and not (self.composed and time_is_split())
-        if self.state is not None and inputs.state is None and (self.zeros or is_empty):
-            of_state, wide = self.state(inputs)
-            inputs = inputs._replace(state=sequence.new_zeros(of_state, dtype=wide))
+        if self.state is not None and given.state is None and (self.zeros or is_empty):
+            of_state, wide = self.state(given)
+            given = given._replace(state=sequence.new_zeros(of_state, dtype=wide))
         if is_empty:
-            return zeros_of(shape, dtype, inputs), inputs.state.clone()
+            return zeros_of(shape, dtype, given), given.state.clone()
         with without_autocast(sequence.device.type):
-            y, state = entry.run(widened(inputs) if entry.widen else inputs)
+            y, state = entry.run(widened(given) if entry.widen else given)
         # `to` costs time at every call, even if the dtype is already right
         return y if y.dtype == dtype else y.to(dtype), state
 
 
-def zeros_of(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
+def zeros_of(shape: Sequence[int], dtype: torch.dtype, inputs: tuple[Any, ...]) -> Tensor:
     """Return zeros that depend on all tensors among the inputs, so that each of them gets a gradient."""
     tensors = [x for x in leaves(inputs) if x.dtype != torch.bool]
     zeros = torch.zeros(shape, dtype=dtype, device=tensors[0].device)
@@ -179,14 +181,14 @@ class Public(Protocol[P, R_co]):
         empty_state: the operator's method `empty_state`.
     """
 
-    operator: Operator
+    operator: Operator[Any]
     empty_state: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the operator."""
 
 
-def documented(operator: Operator) -> Callable[[Callable[P, R_co]], Public[P, R_co]]:
+def documented(operator: Operator[Any]) -> Callable[[Callable[P, R_co]], Public[P, R_co]]:
     """Return a decorator for the public function of an operator.
 
     The function gets the attributes `operator` and `empty_state`, and in its docstring `{backends}` is
@@ -212,14 +214,14 @@ class Call(NamedTuple):
     """A public call, after checks and the choice of the backend.
 
     Attributes:
-        operator: the operator, an `Operator`.
+        operator: the operator.
         inputs: its canonical inputs, a named tuple.
         backend: the entry of the table that runs.
     """
 
-    operator: Any
+    operator: Operator[Any]
     inputs: Any
-    backend: Backend
+    backend: Backend[Any]
 
 
 Handler = Callable[[Call, Callable[[], Result]], Result]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.precision import COMPLEX, REAL, accumulation
+from linrec.torch_private import transforms_active
 
 State: TypeAlias = Any
 """Type of the field `state` of a named tuple: optional in arguments, always a tensor for backends."""
@@ -212,7 +213,7 @@ def visible(x: Tensor) -> bool:
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return not torch._C._are_functorch_transforms_active()
+    return not transforms_active()
 
 
 def name_of(dtype: torch.dtype) -> str:

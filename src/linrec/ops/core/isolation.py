@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.kernel import Differentiable
+from linrec.ops.core.kernel import Differentiable, In
 
 # sums of products with numbers up to 2^27 do not overflow below; what overflows must not meet a zero
 LARGEST = {
@@ -110,7 +110,7 @@ def documents(reset: Tensor, *, past: int = 0) -> Tensor:
     return functional.pad(reset.cumsum(1), (past, 0))
 
 
-def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
+def isolated(run: Callable[[In], tuple[Tensor, Tensor]]) -> Callable[[In], tuple[Tensor, Tensor]]:
     """Return a backend that confines NaN and infinity to their documents if there are resets.
 
     The inputs are a named tuple of tensors (b or 1, t or 1, ..): `q`, which affects only the output of its
@@ -145,6 +145,9 @@ def entering(state: Tensor, reset: Tensor | None) -> Tensor:
     return state if reset is None or reset.shape[1] == 0 else _filled(state, reset[:, 0], 0.0)
 
 
+Gradients = tuple[Tensor | None, ...]
+
+
 class _Entering(NamedTuple):
     x: Tensor
     decays: bool
@@ -174,7 +177,9 @@ def _small(x: Tensor) -> Tensor:
     return small.all(-1) if x.is_complex() else small
 
 
-def _enter_adjoint(given: _Entering, kept: _Entered, d: _Entered, needs: Sequence[bool]) -> Any:
+def _enter_adjoint(
+    given: _Entering, kept: _Entered, d: _Entered, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
     return _filled(d.cleared, d.mark > 0, torch.nan), None
 
 
@@ -194,7 +199,9 @@ def _leave(given: _Leaving, keep: bool) -> _Left:
     return _Left(_filled(given.y, given.hidden, torch.nan))
 
 
-def _leave_adjoint(given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]) -> Any:
+def _leave_adjoint(
+    given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
     """Replace non-finite gradients of steps by zeros, and mark their documents."""
     flat = d.y.flatten(2)
     bad = ~_small(flat).all(-1) | (given.hidden & (flat != 0).any(-1))

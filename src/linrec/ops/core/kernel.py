@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from linrec.ops.core.ambient import Ambient
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import Ambient, exporting
+from linrec.torch_private import dispatch_modes, is_batched_gradient, transforms_active
 
 In = TypeVar("In", bound=tuple)
 Out = TypeVar("Out", bound=tuple)
 
-Adjoint = Callable[[Any, Any, Any, Sequence[bool]], Sequence[Any]]
+Adjoint = Callable[[In, Out, Out, Sequence[bool]], Sequence[Tensor | None]]
 """(given, kept, d, needs) -> gradients; see `Differentiable`."""
 
 
@@ -72,7 +72,7 @@ def differentiated(*inputs: Any) -> bool:
     if not torch.is_grad_enabled() or exporting():
         return False
     # tracing is free, and under torch.func `requires_grad` does not show what its transforms need
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or transforms_active():
         return True
     return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
@@ -102,16 +102,16 @@ class Differentiable(Generic[In, Out]):
         inputs: type[In],
         outputs: type[Out],
         forward: Callable[[In, bool], Out],
-        adjoint: Adjoint,
+        adjoint: Adjoint[In, Out],
         *,
-        again: Adjoint | None = None,
-        plain: Callable[[In], Any] | None = None,
+        again: Adjoint[In, Out] | None = None,
+        plain: Callable[[In], Sequence[Tensor]] | None = None,
         beside: Mapping[str, int] | None = None,
         kept: Sequence[str] = (),
         saves: Sequence[str] | None = None,
         fresh: bool = False,
     ) -> None:
-        twice: Adjoint = again or (adjoint if plain is None else by_autograd(plain))
+        twice: Adjoint[In, Out] = again or (adjoint if plain is None else by_autograd(plain))
         hints = get_type_hints(inputs)
         results: Sequence[str] = outputs._fields  # type: ignore[attr-defined]
         names = (*hints, *kept) if saves is None else saves
@@ -203,10 +203,10 @@ class Differentiable(Generic[In, Out]):
 
 def _transformed() -> bool:
     # under torch.compile this cannot be determined
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and transforms_active()
 
 
-def _distinct(given: Sequence[Any]) -> list[Any]:
+def _distinct(given: tuple[Any, ...]) -> list[Any]:
     """Return the inputs with views in place of repeated tensors, which torch.compile refuses."""
     repeated = [isinstance(x, Tensor) and any(x is y for y in given[:i]) for i, x in enumerate(given)]
     return [x.view_as(x) if again else x for x, again in zip(given, repeated, strict=True)]
@@ -219,7 +219,7 @@ def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     return gradient.to(dtype)
 
 
-def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
+def by_autograd(twin: Callable[[In], Sequence[Tensor]]) -> Adjoint[In, Any]:
     """Return the adjoint, by autograd, of a function of torch operations.
 
     The function returns the first outputs of a kernel. The gradients are differentiable. They are partial
@@ -236,7 +236,7 @@ def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
         (tensor(1.),)
     """
 
-    def again(given: Any, kept: Any, d: Any, needs: Sequence[bool]) -> list[Tensor | None]:
+    def again(given: In, kept: Any, d: Any, needs: Sequence[bool]) -> list[Tensor | None]:
         # a path from one saved input to another is in the outer graph; aliases leave it out here
         inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in given]
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
@@ -281,7 +281,7 @@ def forward_op(
     name: str,
     inputs: type[In],
     outputs: type[Out],
-    memory: Callable[[In, bool], Any],
+    memory: Callable[[In, bool], Sequence[Space]],
     forward: Callable[[Out, In], None],
     *,
     batch: str | None = None,
@@ -320,9 +320,9 @@ def kernel_op(
     name: str,
     inputs: type[In],
     outputs: type[Out],
-    memory: Callable[[In, bool], Any],
+    memory: Callable[[In, bool], Sequence[Space]],
     forward: Callable[[Out, In], None],
-    adjoint: Callable[[Any, In, Out, Out], None],
+    adjoint: Callable[["Gradients", In, Out, Out], None],
     *,
     gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Space]] | None = None,
     batch: str | None = None,
@@ -389,7 +389,7 @@ class Gradients:
     def __init__(self, spaces: dict[str, Space], device: torch.device) -> None:
         self._spaces, self._device = spaces, device
 
-    def __getattr__(self, name: str) -> Tensor | None:
+    def __getattr__(self, name: str) -> Any:
         # called only for names that have no value yet; flags have no gradient
         space = self._spaces.get(name, NOTHING)
         gradient = None if space is NOTHING else allocated(space, self._device)
@@ -472,19 +472,17 @@ def needs_dispatcher(inputs: Sequence[Any]) -> bool:
     """
     if torch.compiler.is_compiling():
         return True
-    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+    if dispatch_modes() > 0 or transforms_active():
         return True
     for x in inputs:
         if isinstance(x, Tensor) and (
             # kernels read memory directly; the dispatcher resolves lazy conjugation and negation
-            type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or _is_batched(x)
+            type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or is_batched_gradient(x)
         ):
             return True
     return False
 
 
-# a tensor of the older vmap, which autograd uses for batched gradients
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
 _SCHEMA = {
     Tensor: "Tensor",
@@ -521,7 +519,7 @@ def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
     return total if total.shape == shape else allocated(Memory(shape, total.dtype), total.device)
 
 
-def add_up(totals: Sequence[Tensor | None], parts: Sequence[Any]) -> None:
+def add_up(totals: Sequence[Tensor | None], parts: Sequence[Tensor]) -> None:
     """Fill gradients with the sums of their terms over axes of size 1, and drop padding on other axes."""
     for total, x in zip(totals, parts, strict=True):
         if total is not None and total is not x:

@@ -15,12 +15,12 @@ program works for all lengths: a size would be a difference of two sizes, or cou
 
 import math
 from collections.abc import Callable, Sequence
-from types import CodeType
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import exporting
+from linrec.torch_private import exported_scan
 
 BLOCK = 8
 ROUNDS = 27
@@ -77,16 +77,6 @@ def loop(
 
 
 def _exported(step: Callable[..., Step], state: Tensors, inputs: list[Tensor], axis: int) -> Step:
-    # the imports take a second
-    from torch._dynamo.eval_frame import remove_from_cache
-    from torch._higher_order_ops.scan import scan
-
-    if not torch.compiler.is_dynamo_compiling():
-        # torch compiles `scan` in each export, and would check the sizes against those of all earlier exports
-        for code in scan.__code__.co_consts:
-            if isinstance(code, CodeType):
-                remove_from_cache(code)
-
     def apart(state: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         # states and outputs must not share memory, and states keep their strides
         last, outputs = step(state, now)
@@ -96,7 +86,7 @@ def _exported(step: Callable[..., Step], state: Tensors, inputs: list[Tensor], a
     steps = [x.movedim(axis, 0) for x in inputs]
     # copies: a step that also reads the first state as it was would read it in place of the current one
     first = [x.clone(memory_format=torch.contiguous_format) for x in state]
-    last, outputs = scan(apart, first, steps)
+    last, outputs = exported_scan()(apart, first, steps)
     return tuple(last), tuple(x.movedim(0, axis) for x in outputs)
 
 

@@ -1,10 +1,13 @@
 """The dtypes in which operators compute."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+Inputs = TypeVar("Inputs", bound=tuple)
 
 # tables, because torch.compile cannot trace the methods of dtypes
 REAL = {
@@ -47,12 +50,12 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
     return _ACCUMULATION[dtype]
 
 
-def wide(x: Any) -> Any:
+def wide(x: T) -> T:
     """Return a numeric tensor in its accumulation dtype; return anything else unchanged."""
     if isinstance(x, Tensor):
         dtype = _ACCUMULATION.get(x.dtype, x.dtype)
         # `to` costs time at every call, even if the dtype is already right
-        return x if dtype == x.dtype else x.to(dtype)
+        return x if dtype == x.dtype else x.to(dtype)  # type: ignore[return-value]
     return x
 
 
@@ -61,7 +64,7 @@ def in_double(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def widened(inputs: Any) -> Any:
+def widened(inputs: Inputs) -> Inputs:
     """Return a named tuple with every numeric tensor in its accumulation dtype."""
     if any(isinstance(x, Tensor) and x.dtype in _HALF for x in inputs):
         return type(inputs)(*map(wide, inputs))

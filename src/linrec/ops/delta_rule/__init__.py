@@ -10,10 +10,16 @@ from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_precision, check_shape, name_of, visible
 from linrec.ops.delta_rule import triton
 from linrec.ops.delta_rule.reference import delta_rule_reference
-from linrec.ops.delta_rule.torch import DeltaRule, chunkwise, recurrent
-from linrec.ops.gate_loop import inputs, numba
-from linrec.ops.gate_loop.inputs import Matrix
-from linrec.ops.gate_loop.triton import Steps, steps, steps_entry
+from linrec.ops.delta_rule.torch import DeltaRule, chunkwise, recurrent, twin
+from linrec.ops.matrix import (
+    Matrix,
+    canonical_gate,
+    check_queries_and_keys,
+    check_values,
+    matrix_operator,
+    numba,
+)
+from linrec.ops.matrix.triton import Steps, steps, steps_entry
 
 __all__ = ["OPERATOR", "delta_rule"]
 
@@ -25,8 +31,8 @@ def _canonical(given: DeltaRule) -> DeltaRule:
         if x is not None and x.is_complex():
             cure = "Pass both parts as channels, or use `gate_loop`, which takes complex q and k."
             raise TypeError(f"`{name}` of `delta_rule` must be real; got {name_of(x.dtype)}. {cure}")
-    inputs.check_queries_and_keys(q, k)
-    inputs.check_values(v, q)
+    check_queries_and_keys(q, k)
+    check_values(v, q)
     check_shape("beta", beta, "(b, t, h)", q.shape[:3], "Pass one value per step and head.")
     check_precision("beta", beta, q, "q")
     if beta.numel() and visible(beta):
@@ -36,10 +42,10 @@ def _canonical(given: DeltaRule) -> DeltaRule:
                 f"`beta` must be in [0, 2]; got values from {low:.4g} to {high:.4g}. "
                 "Pass `sigmoid(...)`, or `2 * sigmoid(...)` for transitions with negative eigenvalues."
             )
-    return DeltaRule(q, k, v, beta, inputs.canonical_gate("log_decay", log_decay, q), state, reset)
+    return DeltaRule(q, k, v, beta, canonical_gate("log_decay", log_decay, q), state, reset)
 
 
-def _on_cores(given: Any) -> bool:
+def _on_cores(given: DeltaRule) -> bool:
     # these kernels have no tensor-core products in float64, but torch has
     return given.q.shape[1] > 1 and given.q.dtype != float64
 
@@ -49,10 +55,11 @@ _SMALL_KEYS: Any = {
     "accepts": lambda given: given.q.shape[-1] <= triton.LARGEST,
     "requires": f"keys of at most {triton.LARGEST} channels",
 }
-BACKENDS = (
+recurrent_numba = numba.recurrent("delta_rule_recurrent_numba", twin=twin)
+BACKENDS: tuple[Backend[DeltaRule], ...] = (
     steps_entry(lambda given: steps(Steps(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
     Backend("chunkwise", "triton", triton.chunkwise, _ON_CORES, auto=_on_cores, widen=False, **_SMALL_KEYS),
-    Backend("recurrent", "numba", lambda given: numba.matrix_recurrence(Matrix(*given))[:2], numba.ABOUT),
+    Backend("recurrent", "numba", lambda given: recurrent_numba(Matrix(*given))[:2], numba.ABOUT),
     # for few steps a loop needs fewer operations than a triangular system
     Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),
     Backend(
@@ -60,7 +67,7 @@ BACKENDS = (
     ),
     Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = inputs.matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS)
+OPERATOR = matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS)
 PAIRS = OPERATOR.pairs
 
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.checks import State
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.loop import matrix_product, recurrence
-from linrec.ops.core.machine import exporting
-from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.torch import of_steps
+from linrec.ops.core.precision import widened
+from linrec.ops.matrix import Matrix, segments
 
 # longer chunks mean fewer sequential steps, but more work in the triangular systems
 CHUNK = 64
@@ -59,7 +59,7 @@ def recurrent(given: DeltaRule) -> tuple[Tensor, Tensor]:
     Without gradients, memory does not grow with time.
     """
     q, k, v, beta, log_decay, state, reset = given
-    of_time = of_steps(log_decay, None, reset, q.shape[1])
+    of_time = segments.of_steps(log_decay, None, reset, q.shape[1])
     rows = (x[..., None, :].unbind(1) for x in (q, k, v, beta[..., None]))
     outputs = []
     for q_n, k_n, v_n, beta_n, a_n, cut in zip(*rows, *of_time, strict=True):
@@ -115,3 +115,11 @@ def _chunk_states(
         kept = state if a_c is None else a_c * state
         state = kept + keys_c.mT @ corrected[-1]
     return torch.stack(before, dim=2), torch.stack(corrected, dim=2), state
+
+
+def twin(given: Matrix) -> tuple[Tensor, Tensor]:
+    """Return y and the last state in torch operations, for double backward."""
+    q, k, v, beta, log_decay, state, reset, *_ = widened(given)
+    assert beta is not None
+    y, last = chunkwise(DeltaRule(q, k, v, beta, log_decay, state, reset))
+    return y.to(given.v.dtype), last

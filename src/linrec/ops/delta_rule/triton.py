@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
-from linrec.ops.core.kernel import Memory
-from linrec.ops.gate_loop import triton as chunks
-from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import kernel, twin
-from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles, contiguous_like
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import power_of_2
+from linrec.ops.core.kernel import Gradients, Memory
+from linrec.ops.delta_rule.torch import twin
+from linrec.ops.kernels.launch import Kernels, power_of_2
+from linrec.ops.matrix import Matrix, Values, kernel
+from linrec.ops.matrix import triton as chunks
+from linrec.ops.matrix.triton import LEAST, Chunks, Tiles, contiguous_like
 
 KERNELS = Kernels("matrix.delta_triton")
 LARGEST = 512
@@ -37,7 +36,7 @@ def _forward(out: Values, given: Matrix) -> None:
     call.mixed(out.y, corrected, matrices, states)
 
 
-def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     call, dy, inverses = _DeltaChunks(given), chunks.readable(d.y), kept.kept
     read, values = call.corrections(inverses, known=True)
     # intermediate tensors are deleted after their last use to reduce the peak memory

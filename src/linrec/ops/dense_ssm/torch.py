@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.machine import exporting
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.precision import in_double, wide
 from linrec.ops.core.stationary import BLOCK, Tables, Values, convolved, states, stationary
 from linrec.ops.long_conv import long_conv

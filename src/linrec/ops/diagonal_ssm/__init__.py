@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, exp
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.call import documented, time_is_split
 from linrec.ops.core.checks import check_factors, check_shape
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import COMPLEX
 from linrec.ops.core.stationary import model, oracle
 from linrec.ops.diagonal_ssm import torch as in_torch

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core import stationary
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import time_is_split
 from linrec.ops.core.isolation import entering
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import real_dtype
 from linrec.ops.core.stationary import BLOCK, Run, Values, convolved
 from linrec.ops.long_conv import long_conv

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.kernel import Differentiable
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import in_double, wide
 from linrec.ops.core.stationary import Values, convolved, states
 from linrec.ops.dense_ssm.torch import DenseSSM, any_length

@@ -1,6 +1,6 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,77 +10,107 @@ from torch import Tensor, float64
 
 from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import documented, refuse_split_time
-from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
+from linrec.ops.core.checks import check_precision, check_reset, check_shape, check_tensors, tensor_fields
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import real_dtype, wide, without_autocast
-from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton
-from linrec.ops.gate_loop.inputs import GateLoop, Normalized, matrix_operator
+from linrec.ops.gate_loop import max_headed, variants
 from linrec.ops.gate_loop.reference import gate_loop_reference
-from linrec.ops.gate_loop.torch import attention, chunkwise, elementwise, recurrent
-from linrec.ops.gate_loop.variants import matrix_with_bonus, normalized, with_bonus
+from linrec.ops.gate_loop.torch import GateLoop, Normalized, attention, chunkwise, elementwise, recurrent
+from linrec.ops.gate_loop.variants import Run, recurrent_numba, with_bonus
+from linrec.ops.matrix import (
+    canonical_gate,
+    check_queries_and_keys,
+    check_values,
+    matrix_operator,
+    numba,
+    segments,
+)
+from linrec.ops.matrix.triton import steps_entry
 
 __all__ = ["NORMALIZED", "OPERATOR", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
 
-def _one_step(given: Any) -> bool:
+def _canonical(given: GateLoop) -> GateLoop:
+    """Check the inputs, and reshape gates to four axes."""
+    q, k, v, log_decay, phase, bonus, state, reset = given
+    check_queries_and_keys(q, k)
+    check_values(v, q)
+    check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
+    check_precision("bonus", bonus, q, "q")
+    log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
+    return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
+
+
+def _canonical_of_normalized(given: Normalized) -> Normalized:
+    """Check the inputs, and reshape gates to four axes."""
+    q, floor, inputs = given.q, given.floor, _canonical(GateLoop(*given[:8]))
+    if isinstance(floor, Tensor):
+        check_shape("floor", floor, "(b, t, h)", q.shape[:3], "Pass a number, or one per step and head.")
+        check_precision("floor", floor, q, "q")
+    elif not 0 < floor < math.inf:
+        raise ValueError(f"`floor` must be positive and finite; got {floor}. It prevents division by zero.")
+    return Normalized(*inputs, floor, given.signed)
+
+
+def _one_step(given: GateLoop) -> bool:
     return given.q.shape[1] <= 1
 
 
-def _one_channel(given: Any) -> bool:
+def _one_channel(given: GateLoop) -> bool:
     """Return whether heads have a single channel, so that the state is as small as k and v."""
     return given.q.shape[-1] == given.v.shape[-1] == 1
 
 
-def _matrices(given: Any) -> bool:
+def _matrices(given: GateLoop) -> bool:
     return not _one_channel(given)
 
 
-def _plain(given: Any) -> bool:
+def _plain(given: GateLoop) -> bool:
     """Return whether there are no phases, no complex keys and no bonus."""
     return given.phase is None and given.bonus is None and not given.k.is_complex()
 
 
-def _on_cores(given: Any) -> bool:
+def _on_cores(given: GateLoop) -> bool:
     # torch has tensor-core products in float64, Triton does not
     return _matrices(given) and given.v.dtype != float64
 
 
-def _plain_step(given: Any) -> bool:
+def _plain_step(given: GateLoop) -> bool:
     return _one_step(given) and given.bonus is None and _on_cores(given)
 
 
-def _by_loop(given: Any) -> bool:
+def _by_loop(given: GateLoop) -> bool:
     return not _one_step(given) or _plain(given)
 
 
-_PAIRS = "pairs of steps within chunks, the recurrence between them"
+_IN_CHUNKS = "pairs of steps within chunks, the recurrence between them"
 
 
-def _entry(mode: str, name: str, run: Callable[..., Any], about: str, **options: Any) -> Backend:
+def _entry(mode: str, name: str, run: Run, about: str, **options: Any) -> Backend[GateLoop]:
     return Backend(mode, name, with_bonus(run), about, **options)
 
 
-def _max_headed(mode: str, name: str, run: Callable[..., Any], **options: Any) -> Backend:
+def _max_headed(mode: str, name: str, run: Run, **options: Any) -> Backend[GateLoop]:
     about = "heads of one channel and real q and k: one fused kernel"
     return _entry(mode, name, run, about, kernel="max-headed", accepts=max_headed.takes, **options)
 
 
-def _by_scan(mode: str, name: str, **options: Any) -> Backend:
+def _by_scan(mode: str, name: str, **options: Any) -> Backend[GateLoop]:
     run = partial(elementwise, mode=mode, backend=name)
     about = "`scan` with one channel per entry of the state, which it keeps for every step"
     return _entry(mode, name, run, about, kernel="elementwise", **options)
 
 
-def _chunkwise(run: Callable[..., Any]) -> Backend:
-    run = with_bonus(run, triton.chunkwise_wide)
-    return Backend("chunkwise", "triton", run, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False)
+def _chunkwise(run: Run) -> Backend[GateLoop]:
+    run = with_bonus(run, variants.chunkwise_triton_wide)
+    return Backend("chunkwise", "triton", run, f"{_IN_CHUNKS}, on tensor cores", auto=_on_cores, widen=False)
 
 
-_CHUNKWISE = _chunkwise(triton.chunkwise)
-BACKENDS = (
-    triton.steps_entry(with_bonus(triton.recurrent), _plain_step),
+_CHUNKWISE = _chunkwise(variants.chunkwise_triton)
+BACKENDS: tuple[Backend[GateLoop], ...] = (
+    steps_entry(with_bonus(variants.recurrent_triton), _plain_step),
     _entry(
-        "recurrent", "numba", numba.recurrent, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
+        "recurrent", "numba", recurrent_numba, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
     ),
     # a single step has nothing to parallelise
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
@@ -92,22 +122,22 @@ BACKENDS = (
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
     _CHUNKWISE,
     # memory for one state per chunk, not per step
-    _entry("chunkwise", "torch", chunkwise, _PAIRS, auto=_matrices),
+    _entry("chunkwise", "torch", chunkwise, _IN_CHUNKS, auto=_matrices),
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
+OPERATOR = matrix_operator("gate_loop", GateLoop, _canonical, BACKENDS)
 
 
 # without rounding of the outputs, for `normalized_gate_loop`
-_WIDE_CHUNKWISE = _chunkwise(triton.chunkwise_wide)
+_WIDE_CHUNKWISE = _chunkwise(variants.chunkwise_triton_wide)
 _WIDE_BACKENDS = [
     _WIDE_CHUNKWISE if entry is _CHUNKWISE else replace(entry, widen=True) for entry in BACKENDS
 ]
-_WIDE = matrix_operator("gate_loop", GateLoop, inputs.canonical, _WIDE_BACKENDS, wide=True)
+_WIDE = matrix_operator("gate_loop", GateLoop, _canonical, _WIDE_BACKENDS, wide=True)
 NORMALIZED = matrix_operator(
-    "normalized_gate_loop", Normalized, inputs.canonical_of_normalized,
-    [normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
+    "normalized_gate_loop", Normalized, _canonical_of_normalized,
+    [variants.normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
 )  # fmt: skip
 PAIRS = OPERATOR.pairs
 
@@ -327,13 +357,13 @@ def gate_loop_matrix(
     check_tensors(given, _TENSORS, "q")
     refuse_split_time("gate_loop_matrix")
     # the matrix does not depend on the values
-    given = inputs.canonical(given._replace(v=q.real if q.is_complex() else q))
+    given = _canonical(given._replace(v=q.real if q.is_complex() else q))
     check_reset(reset, q)
     precision = real_dtype(q.dtype)
     b, t, h, _ = q.shape
     if 0 in q.shape:
         return q.new_zeros(b, h, t, t, dtype=precision)
-    gates = {"q": q, "k": k, "log_decay": given.log_decay, "phase": given.phase}
+    gates: dict[str, Any] = {"q": q, "k": k, "log_decay": given.log_decay, "phase": given.phase}
     if reset is not None:
         isolation = Isolation(documents(reset))
         gates |= isolation.entered(gates, begin=0)
@@ -344,7 +374,7 @@ def gate_loop_matrix(
         if bonus is None:
             matrix = segments.matrix(q, k, log_decay, phase)
         else:
-            matrix = matrix_with_bonus(q, k, log_decay, phase, reset, bonus)
+            matrix = variants.matrix_with_bonus(q, k, log_decay, phase, reset, bonus)
     if reset is not None:
         matrix = isolation.leave(matrix.transpose(1, 2), begin=0).transpose(1, 2)
     return matrix.to(precision)

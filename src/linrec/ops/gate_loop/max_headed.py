@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory, add_up
+from linrec.ops.core.kernel import Gradients, Memory, add_up
 from linrec.ops.core.precision import accumulation, wide
-from linrec.ops.gate_loop.inputs import GateLoop, Values
-from linrec.ops.gate_loop.torch import elementwise, kernel
-from linrec.ops.kernels import Kernels, launch
-from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, real, run_tiled
+from linrec.ops.gate_loop.torch import GateLoop, elementwise
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels, Tiling, grouping, mask, n_tiles, real, run_tiled
+from linrec.ops.matrix import Values, kernel
 
 NUMBA = Kernels("elementwise.numba")
 TRITON = Kernels("elementwise.max_headed_triton")
@@ -83,7 +83,7 @@ def _forward_numba(out: Values, given: MaxHeaded) -> None:
     _walk("max_headed_forward", given, last.numpy(), out.kept.numpy(), out.y.numpy())
 
 
-def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
+def _adjoint_numba(out: Gradients, given: MaxHeaded, kept: Values, d: Values) -> None:
     starts, dstate = kept.kept, _parts(out.state)
     dstate.copy_(_parts(d.last))
     # gradients of constant gates are summed per chunk
@@ -132,7 +132,7 @@ def _forward_triton(out: Values, given: MaxHeaded) -> None:
     _launch(TRITON.forward, 104, given, given.state.contiguous(), out.y, out.kept, out.last)
 
 
-def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
+def _adjoint_triton(out: Gradients, given: MaxHeaded, kept: Values, d: Values) -> None:
     q, tensors = given.q, (x.contiguous() for x in (kept.kept, d.y, d.last))
     # the kernel sums gradients of constant gates within a tile, and the code below over tiles and the batch
     shape = q.shape[0], n_tiles(q.shape[1], tiling(q.shape)), q.shape[2]

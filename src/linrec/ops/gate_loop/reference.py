@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import GateLoop, Normalized
+from linrec.ops.gate_loop.torch import GateLoop, Normalized
 
 
 def gate_loop_reference(given: GateLoop) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,15 @@ only the states between chunks are complex; within chunks, `segments` splits com
 imaginary channels.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from linrec.ops.core.checks import State
 from linrec.ops.core.isolation import isolated
-from linrec.ops.core.kernel import Differentiable, Space, by_autograd, kernel_op, like
 from linrec.ops.core.precision import real_dtype, widened
-from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
+from linrec.ops.matrix import Matrix, segments
 from linrec.ops.scan import scan
 
 Result = tuple[Tensor, Tensor]
@@ -26,16 +24,43 @@ Result = tuple[Tensor, Tensor]
 CHUNK = 64
 
 
-def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
-    """Return a = exp(log_decay + i phase)   (eq. 25), or None if both are None."""
-    magnitude = None if log_decay is None else log_decay.exp()
-    if phase is None:
-        return magnitude
-    real, imaginary = phase.cos(), phase.sin()
-    if magnitude is not None:
-        real, imaginary = magnitude * real, magnitude * imaginary
-    # in real arithmetic, which torch.compile fuses, unlike complex arithmetic
-    return torch.complex(real, imaginary)
+class GateLoop(NamedTuple):
+    """Canonical inputs of `gate_loop`.
+
+    Attributes:
+        q: (b, t, h, dk), real or complex.
+        k: (b, t, h, dk), real or complex.
+        v: (b, t, h, dv), real.
+        log_decay: log |a|, None or (b or 1, t or 1, h, dk or 1).
+        phase: arg a in radians, same shapes as `log_decay`.
+        bonus: None or (h, dk).
+        state: S_0 (b, h, dk, dv) in the accumulation dtype, complex if `phase` is given or `k` is complex.
+        reset: None or (b, t) bool.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+    phase: Tensor | None
+    bonus: Tensor | None
+    state: State
+    reset: Tensor | None
+
+
+class Normalized(NamedTuple):
+    """Inputs of `normalized_gate_loop`: as in `gate_loop`, with a larger state, a floor and a flag."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+    phase: Tensor | None
+    bonus: Tensor | None
+    state: State
+    reset: Tensor | None
+    floor: Tensor | float
+    signed: bool
 
 
 def recurrent(given: GateLoop, *, early: bool = False) -> Result:
@@ -44,7 +69,7 @@ def recurrent(given: GateLoop, *, early: bool = False) -> Result:
     `early` reads every state before its step: y_t = Re(q_t S_{t-1}), zero at resets.
     """
     q, k, v, log_decay, phase, _, state, reset = given
-    decays, cuts = of_steps(log_decay, phase, reset, q.shape[1])
+    decays, cuts = segments.of_steps(log_decay, phase, reset, q.shape[1])
     outputs = []
     for q_n, k_n, v_n, a_n, cut in zip(q.unbind(1), k.unbind(1), v.unbind(1), decays, cuts, strict=True):
         before = state = state if cut is None else state.masked_fill(cut, 0)
@@ -52,17 +77,6 @@ def recurrent(given: GateLoop, *, early: bool = False) -> Result:
         state = kept + k_n[..., :, None] * v_n[..., None, :]
         outputs.append(read(q_n, before if early else state))
     return torch.stack(outputs, dim=1), state
-
-
-def of_steps(
-    log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, time: int
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the transition of each step, and the mask (b, 1, 1, 1) that clears its state, or Nones."""
-    a = transition(log_decay, phase)
-    # unbind, because the gradient of indexing in a loop would allocate a full-length tensor at every step
-    factors = [None] * time if a is None else a[..., None].expand(-1, time, -1, -1, -1).unbind(1)
-    # masks, because multiplying by zero would let NaN and infinity pass a reset
-    return factors, [None] * time if reset is None else reset[:, :, None, None, None].unbind(1)
 
 
 def elementwise(given: GateLoop, mode: str, backend: str) -> Result:
@@ -78,7 +92,7 @@ def _scanned(
 ) -> Result:
     """Return all states S_t = a_t S_{t-1} + added_t (b, t, h, dk, dv), and the last state."""
     size = state.shape[1:]
-    a = transition(log_decay, phase)
+    a = segments.transition(log_decay, phase)
     if a is None:
         a = torch.ones(1, dtype=real_dtype(added.dtype), device=added.device)
     else:
@@ -119,10 +133,16 @@ def _in_chunks(given: GateLoop, chunk: int) -> Result:
     return segments.joined(y, t).transpose(1, 2), state
 
 
-attention = isolated(lambda given: _in_chunks(given, given.q.shape[1]))
-"""All pairs of steps at once (eq. 14-21): O(t^2), with a single chunk."""
-chunkwise = isolated(lambda given: _in_chunks(given, CHUNK))
-"""Pairs of steps within chunks (eq. 21), and a recurrence over chunks (eq. 7)."""
+@isolated
+def attention(given: GateLoop) -> Result:
+    """Run all pairs of steps at once (eq. 14-21): O(t^2), with a single chunk."""
+    return _in_chunks(given, given.q.shape[1])
+
+
+@isolated
+def chunkwise(given: GateLoop) -> Result:
+    """Run pairs of steps within chunks (eq. 21), and a recurrence over chunks (eq. 7)."""
+    return _in_chunks(given, CHUNK)
 
 
 def _total(gate: Tensor | None) -> Tensor | None:
@@ -145,14 +165,8 @@ def _chunk_states(log_decay: Tensor | None, phase: Tensor | None, update: Tensor
 
 def twin(given: Matrix) -> Result:
     """Return y and the last state in torch operations, for double backward."""
-    # imported here because the delta rule imports this module
-    from linrec.ops.delta_rule.torch import DeltaRule
-    from linrec.ops.delta_rule.torch import chunkwise as delta_rule
-
-    q, k, v, beta, log_decay, state, reset, phase, is_wide = widened(given)
-    if beta is not None:
-        y, last = delta_rule(DeltaRule(q, k, v, beta, log_decay, state, reset))
-    elif phase is None:
+    q, k, v, _, log_decay, state, reset, phase, is_wide = widened(given)
+    if phase is None:
         y, last = chunkwise(GateLoop(q, k, v, log_decay, None, None, state, reset))
     else:
         # in the rotating frame, phases are zero, but their derivatives are not
@@ -164,25 +178,3 @@ def twin(given: Matrix) -> Result:
         y, last = chunkwise(GateLoop(q, k, v, log_decay, phase - phase.detach(), None, start, reset))
         last = torch.cat([last.real, last.imag], dim=-2)
     return y if is_wide else y.to(given.v.dtype), last
-
-
-def kernel(
-    name: str,
-    inputs: type[Any],
-    twin: Callable[[Any], Result],
-    kept: Any,
-    forward: Any,
-    adjoint: Any,
-    *,
-    output: Callable[[Any], Space] = lambda given: like(given.v),
-) -> Differentiable[Any, Values]:
-    """Return a kernel with outputs `Values` and its adjoint as a function; see `kernel_op`.
-
-    `kept` returns the memory of the output that is saved for the adjoint, and `output` the memory of y.
-    """
-
-    def memory(given: Any, keep: bool) -> tuple[Space, Space, Space]:
-        return output(given), like(given.state), kept(given, keep)
-
-    again = by_autograd(twin)
-    return kernel_op(name, inputs, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))

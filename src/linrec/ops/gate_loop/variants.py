@@ -19,14 +19,13 @@ from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import time_is_split
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.precision import wide, widened
-from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Normalized
 from linrec.ops.gate_loop.reference import normalized_gate_loop_reference
-from linrec.ops.gate_loop.torch import read, recurrent
+from linrec.ops.gate_loop.torch import GateLoop, Normalized, read, recurrent, twin
+from linrec.ops.matrix import Matrix, numba, segments
+from linrec.ops.matrix.triton import Steps, aligned, chunkwise, steps
 
 Result = tuple[Tensor, Tensor]
 Run = Callable[[GateLoop], Result]
-Pair = tuple[Tensor, Tensor]
 Angle = tuple[Tensor, Tensor]
 """Cosine and sine of Phi_t at the last step, (b or 1, h, dk or 1, 1)."""
 
@@ -158,37 +157,7 @@ def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False, wi
     return isolated(backend) if weighs_pairs else backend
 
 
-def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) -> Tensor:
-    """Return the gradient of phases.
-
-    The phase of step j rotates all reads at steps n >= j minus the writes there, and the last state.
-
-    Args:
-        q: q of `real_form` (b, t, h, 2 dk), and its gradient.
-        k: likewise.
-        states: the states after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
-        phase: (b or 1, t or 1, h, dk or 1).
-        chunk: number of steps per sum; sums over a long sequence would lose digits.
-    """
-    turned = -_torque(*q) - _torque(*k)
-    going_on = _torque(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
-    batch, time, *channels = turned.shape
-    missing = -time % chunk
-    turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
-    sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
-    # torch.compile expects a tensor without padding
-    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype).contiguous()
-
-
-def _torque(x: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of an angle that rotates x (..., 2 dk), given as (real, imaginary)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    real, imaginary = x.to(wide).chunk(2, dim=-1)
-    of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
-    return of_imaginary * real - of_real * imaginary
-
-
-def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> Backend:
+def normalized(entry: Backend[GateLoop], run: Callable[[GateLoop, str, str], Result]) -> Backend[Normalized]:
     """Return the backend of `normalized_gate_loop` that runs an entry of `gate_loop`'s table.
 
     A quotient of rounded numbers would be rounded three times, so the outputs of `run` are not rounded.
@@ -216,7 +185,9 @@ def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> B
         size = total.abs().clamp(min=least)
         return numerator / (torch.where(total < 0, -size, size) if signed else size), last
 
-    return replace(entry, run=backend)
+    # its conditions read only fields that both kinds of inputs have
+    plain: Any = entry
+    return replace(plain, run=backend)
 
 
 def _in_heads(given: GateLoop) -> GateLoop:
@@ -228,3 +199,21 @@ def _in_heads(given: GateLoop) -> GateLoop:
     q, k, log_decay, phase = map(twice, (given.q, given.k, given.log_decay, given.phase))
     v, state = given.v.flatten(2)[..., None], given.state.flatten(1)[..., None, None]
     return GateLoop(q, k, v, log_decay, phase, twice(given.bonus, 0), state, given.reset)
+
+
+def recurrent_triton(given: GateLoop) -> tuple[Tensor, Tensor]:
+    """Return y and the last state of `gate_loop`, step by step."""
+    q, k, v, log_decay, phase, _, state, reset = given
+    return steps(Steps(_in_parts(q), _in_parts(k), v, None, log_decay, state, reset, phase))[:2]
+
+
+def _in_parts(x: Tensor) -> Tensor:
+    """Return complex numbers as pairs of adjacent channels; real numbers as they are."""
+    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
+
+
+matrices_triton = aligned(chunkwise("gate_loop_chunkwise_triton", twin=twin))
+chunkwise_triton = in_real_form(matrices_triton, weighs_pairs=True)
+chunkwise_triton_wide = in_real_form(matrices_triton, weighs_pairs=True, wide_y=True)
+matrices_numba = numba.recurrent("gate_loop_recurrent_numba", twin=twin)
+recurrent_numba = in_real_form(matrices_numba)

@@ -11,26 +11,3 @@
 
 Modules with kernels are imported at their first use, because importing Triton and Numba is slow.
 """
-
-import functools
-import importlib
-from types import ModuleType
-from typing import Any
-
-
-class Kernels:
-    """A module of kernels, imported at the first use of a kernel.
-
-    Args:
-        name: the module's name within this package, such as "elementwise.scan_triton".
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = f"{__name__}.{name}"
-
-    @functools.cached_property
-    def _module(self) -> ModuleType:
-        return importlib.import_module(self._name)
-
-    def __getattr__(self, kernel: str) -> Any:
-        return getattr(self._module, kernel)

@@ -5,9 +5,11 @@ A lane is a batch row and a range of channels; a single thread processes it over
 
 import contextlib
 import functools
+import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,25 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import Memory, allocated
 from linrec.ops.core.precision import wide
+
+
+class Kernels:
+    """A module of kernels, imported at the first use of a kernel.
+
+    Args:
+        name: the module's name within this package, such as "elementwise.scan_triton".
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = f"linrec.ops.kernels.{name}"
+
+    @functools.cached_property
+    def _module(self) -> ModuleType:
+        return importlib.import_module(self._name)
+
+    def __getattr__(self, kernel: str) -> Any:
+        return getattr(self._module, kernel)
+
 
 # GPUs
 

@@ -5,7 +5,7 @@ The Triton kernels form the matrix only in registers.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
@@ -14,10 +14,9 @@ from torch import Tensor
 from linrec.ops.core import checks
 from linrec.ops.core.ambient import checkpointed
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
+from linrec.ops.core.kernel import NOTHING, Gradients, Memory, kernel_op, like
 from linrec.ops.core.precision import COMPLEX, in_double, real_dtype
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+from linrec.ops.kernels.launch import Kernels, on_device, pairs, power_of_2
 from linrec.ops.long_conv.powers import Sums, made_by
 
 KERNELS = Kernels("fft.triton")
@@ -65,7 +64,7 @@ def _forward(out: Sums, given: Cauchy) -> None:
         KERNELS.cauchy[grid](*map(pairs, given), sums, n, f, **constants)
 
 
-def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
+def _adjoint(out: Gradients, given: Cauchy, kept: Sums, d: Sums) -> None:
     (models, k, f), n = d.sums.shape, given.Lambda.shape[1]
     read, rows = [pairs(x) for x in (*given, d.sums)], {"K": k, "ROWS": power_of_2(k)}
     dweights, dLambda, daround = map(torch.view_as_real, (out.weights, out.Lambda, out.around))

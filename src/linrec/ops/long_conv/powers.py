@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from linrec.ops.core.backends import Backend, choose
 from linrec.ops.core.checks import check_axes, check_dtype, check_shape, check_tensors, tensor_fields
-from linrec.ops.core.kernel import Differentiable, Memory, kernel_op
+from linrec.ops.core.kernel import Differentiable, Gradients, Memory, kernel_op
 from linrec.ops.core.precision import COMPLEX, in_double, real_dtype, without_autocast
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+from linrec.ops.kernels.launch import Kernels, on_device, pairs, power_of_2
 from linrec.rules import at_least, typed
 
 KERNELS = Kernels("fft.triton")
@@ -131,7 +130,7 @@ def _forward(out: Sums, given: Weighted) -> None:
         )
 
 
-def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
+def _adjoint(out: Gradients, given: Weighted, kept: Sums, d_sums: Sums) -> None:
     weight, near, far, length = given
     (k, d, n), c, m, tiles = weight.shape, near.shape[-1], far.shape[-1], _tiles(d_sums.sums)
     dsums, shape = d_sums.sums.contiguous(), (d, n, k, c, m, length)

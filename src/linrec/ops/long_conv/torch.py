@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.kernel import Differentiable, by_autograd
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.short_conv.torch import by_shifts
 

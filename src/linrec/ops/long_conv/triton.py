@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, Differentiable, kernel_op, like
+from linrec.ops.core.kernel import NOTHING, Differentiable, Gradients, kernel_op, like
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import on_device
+from linrec.ops.kernels.launch import Kernels, on_device
 from linrec.ops.long_conv.torch import BESIDE, Convolution, Convolved, gradients_by, pieces, plain, size_of
 
 KERNELS = Kernels("fft.triton")
@@ -42,7 +41,7 @@ def _space(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[bo
     return like(u if needs[0] else None), like(kernel if needs[1] else None, accumulation(u.dtype)), NOTHING
 
 
-def _adjoint(out: Any, given: Convolution, kept: Convolved, d: Convolved) -> None:
+def _adjoint(out: Gradients, given: Convolution, kept: Convolved, d: Convolved) -> None:
     size, dtype, needs_u, needs_k = size_of(given), given.u.dtype, out.u is not None, out.kernel is not None
     if needs_k:
         out.kernel.zero_()

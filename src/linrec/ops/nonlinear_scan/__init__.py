@@ -4,15 +4,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.compiler import disable, is_compiling
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.checks import check_dtype, check_supported, name_of
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import REAL, accumulation
 from linrec.ops.nonlinear_scan.adjoint import adjoint, pays, takes
-from linrec.ops.nonlinear_scan.convergence import Convergence, ConvergenceError
 from linrec.ops.nonlinear_scan.newton import DIRECTIONS, newton
-from linrec.ops.nonlinear_scan.options import OPTIONS, newton_options
+from linrec.ops.nonlinear_scan.options import (
+    AMBIENT_OPTIONS,
+    Convergence,
+    ConvergenceError,
+    newton_options,
+)
 from linrec.ops.nonlinear_scan.reference import nonlinear_scan_reference
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, recurrent
 from linrec.rules import choice, require
@@ -45,10 +49,6 @@ def _canonical(given: NonlinearScan) -> NonlinearScan:
         f"{None if given.guess is None else tuple(given.guess.shape)}. Pass the y of an earlier call.",
     )
     choice(("auto", "adjoint", "autograd"), gradient=given.gradient)
-    if not (given.diagonal is None or callable(given.diagonal)):
-        raise TypeError(f"`diagonal` must be a function like `cell`, or None; got {given.diagonal!r:.40}.")
-    if not isinstance(given.convergence, Convergence | None):
-        raise TypeError(f"`convergence` must be a Convergence or None; got {given.convergence!r:.40}.")
     return given
 
 
@@ -64,7 +64,7 @@ def _state(given: NonlinearScan) -> Space:
 
 def _newton(mode: str, about: str) -> Backend:
     def takes_state(given: NonlinearScan) -> bool:
-        return mode == "newton" or given.diagonal is not None or _steps(given)[-1] <= DIRECTIONS
+        return mode == "newton" or given.newton.diagonal is not None or _steps(given)[-1] <= DIRECTIONS
 
     few = "" if mode == "newton" else f", and `diagonal` for states of over {DIRECTIONS} entries"
     # whether the iterations converge depends on values, so "auto" is the loop
@@ -224,26 +224,17 @@ def nonlinear_scan(
         >>> bool((y - parallel).abs().max() < 1e-5)
         True
     """
-    options = OPTIONS.get().but(
-        tolerance=tolerance, max_iterations=max_iterations, damping=damping, otherwise=otherwise
+    options = AMBIENT_OPTIONS.get().but(
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        damping=damping,
+        otherwise=otherwise,
+        diagonal=diagonal,
+        convergence=convergence,
     )
     apart = leaves_graph(x, mode, options.otherwise)
-    given = NonlinearScan(
-        cell,
-        x,
-        tuple(parameters) if isinstance(parameters, (tuple, list)) else (parameters,),
-        state,
-        reset,
-        guess,
-        diagonal,
-        options.tolerance,
-        options.max_iterations,
-        options.damping,
-        options.otherwise,
-        convergence,
-        gradient,
-        apart,
-    )
+    shared = tuple(parameters) if isinstance(parameters, (tuple, list)) else (parameters,)
+    given = NonlinearScan(cell, x, shared, state, reset, guess, options, gradient, apart)
     # the decorator imports the compiler, which takes seconds
     call = disable(OPERATOR.__call__) if apart else OPERATOR
     return call(given, mode, backend)

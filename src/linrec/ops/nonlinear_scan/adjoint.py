@@ -10,18 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.func import vjp
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linrec.ops.core.isolation import beside
 from linrec.ops.core.kernel import needs_dispatcher
-from linrec.ops.core.loop import Tensors
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan.captured import capturable, replayed
-from linrec.ops.nonlinear_scan.solved import check_cell, of_next_step, solved
+from linrec.ops.nonlinear_scan.solved import System, check_cell, of_next_step, solved
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
 from linrec.rules import require
+from linrec.torch_private import TorchDispatchMode, in_forward_mode
 
 # operations of a cell that gives other values when it is repeated, or on more rows
 CHANGING = {
@@ -37,7 +35,7 @@ def adjoint(given: NonlinearScan) -> Values:
     if given.gradient == "adjoint":
         check_repeated(given)
     parameters = tuple(map(wide, given.parameters))
-    h = solved(Looped(given.fused), given.cell, (given.x,), parameters, given.state, given.reset)
+    h = solved(Looped(given.fused), System(given.cell, (given.x,), parameters, given.state, given.reset))
     # a view would keep all states
     return h, h[:, -1].clone()
 
@@ -49,7 +47,7 @@ def takes(given: NonlinearScan) -> bool:
     """
     if given.gradient != "auto":
         return given.gradient == "adjoint"
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or in_forward_mode():
         return False
     if needs_dispatcher([given.x, given.state, *given.parameters]):
         return False
@@ -115,16 +113,9 @@ class Looped:
 
     fused: bool
 
-    def solve(
-        self,
-        cell: Cell,
-        x: Tensors,
-        parameters: Tensors,
-        state: Tensor,
-        cut: Tensor | None,
-        guess: Tensor | None,
-    ) -> Tensor:
+    def solve(self, system: System) -> Tensor:
         """Return the states of all steps."""
+        cell, x, parameters, state, cut, _ = system
         if self.fused:
             cell = torch.compile(cell, dynamic=False)
 
@@ -135,10 +126,9 @@ class Looped:
         steps = x if cut is None else (*x, cut)
         return replayed(run, state, steps)
 
-    def adjoint(
-        self, cell: Cell, x: Tensors, parameters: Tensors, before: Tensor, cut: Tensor | None, g: Tensor
-    ) -> Tensor:
+    def adjoint(self, system: System, before: Tensor, g: Tensor) -> Tensor:
         """Return l_t = g_t + A_{t+1}^T l_{t+1}."""
+        cell, x, parameters, _, cut, _ = system
         if not torch.is_grad_enabled():
             x, parameters = (tuple(part.detach() for part in parts) for parts in (x, parameters))
         ends = torch.zeros(g.shape[:2], dtype=torch.bool, device=g.device) if cut is None else cut
@@ -149,7 +139,7 @@ class Looped:
         def backwards(later: Tensor, *rest: Tensor) -> Tensor:
             return _backwards(cell, later, *rest)
 
-        return solved(self, backwards, given, parameters, start, None).flip(1)
+        return solved(self, System(backwards, given, parameters, start, None)).flip(1)
 
 
 def _backwards(cell: Cell, later: Tensor, g: Tensor, ends: Tensor, before: Tensor, *rest: Tensor) -> Tensor:

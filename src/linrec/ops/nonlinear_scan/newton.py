@@ -25,10 +25,18 @@ from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.ops.core.loop import Tensors
 from linrec.ops.core.precision import wide
 from linrec.ops.nonlinear_scan.adjoint import check_repeated
-from linrec.ops.nonlinear_scan.convergence import Convergence, not_converged
 from linrec.ops.nonlinear_scan.linear import diagonal, smoothed, whole
-from linrec.ops.nonlinear_scan.solved import check_cell, everywhere, of_next_step, solved, states_before
+from linrec.ops.nonlinear_scan.options import NewtonOptions, not_converged
+from linrec.ops.nonlinear_scan.solved import (
+    System,
+    check_cell,
+    everywhere,
+    of_next_step,
+    solved,
+    states_before,
+)
 from linrec.ops.nonlinear_scan.torch import Cell, NonlinearScan, Values, looped
+from linrec.torch_private import transforms_active
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-11}
 MAX_ITERATIONS = 100
@@ -48,11 +56,11 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
     """Return the backend of a mode: "newton", "quasi_newton" or "damped"."""
 
     def run(given: NonlinearScan) -> Values:
-        x, state, reset = given.x, given.state, given.reset
+        x, state, reset, options = given.x, given.state, given.reset, given.newton
         steps = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if reset is None else reset
         parameters = tuple(map(wide, given.parameters))
         blind = torch.compiler.is_compiling() or x.is_meta
-        if not blind and not torch._C._are_functorch_transforms_active():
+        if not blind and not transforms_active():
             x = _saturating(given.cell, x, parameters, state)
         # the initial state is a step before the first
         isolation = Isolation(documents(steps, past=1))
@@ -62,21 +70,18 @@ def newton(kind: str) -> Callable[[NonlinearScan], Values]:
         solver = Newton(
             # a Jacobian of one entry is its diagonal
             "quasi_newton" if kind == "newton" and state.shape[-1] == 1 else kind,
-            given.diagonal,
-            TOLERANCE[state.dtype] if given.tolerance is None else given.tolerance,
-            limit if given.max_iterations is None else given.max_iterations,
-            given.damping,
-            given.otherwise,
-            given.convergence,
+            TOLERANCE[state.dtype] if options.tolerance is None else options.tolerance,
+            limit if options.max_iterations is None else options.max_iterations,
+            options,
         )
-        if given.convergence is not None and not blind:
-            given.convergence.check()
+        if options.convergence is not None and not blind:
+            options.convergence.check()
         guess = given.guess
         if guess is not None:
             guess = guess.detach().to(state.dtype).nan_to_num(0.0, 0.0, 0.0)
         check_cell(given.cell, x, parameters, state)
         check_repeated(given)
-        h = solved(solver, given.cell, (x,), parameters, state, reset, guess)
+        h = solved(solver, System(given.cell, (x,), parameters, state, reset, guess))
         h = isolation.leave(h, begin=1)
         # a view would keep all states
         return h, h[:, -1].clone()
@@ -91,7 +96,7 @@ def _saturating(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> Te
         return x
     with torch.no_grad():
         start = state.new_zeros(*x.shape[:2], *state.shape[1:])
-        h = everywhere(cell, start, (x,), parameters)
+        h = everywhere(System(cell, (x,), parameters, state, None), start)
     finite = h.flatten(2).isfinite().all(-1)
     # its square is finite
     large = x.sign() * math.sqrt(torch.finfo(x.dtype).max) / 2
@@ -100,34 +105,25 @@ def _saturating(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> Te
 
 @dataclass(frozen=True)
 class Newton:
-    """Newton's iterations and their options; see `NonlinearScan`."""
+    """Newton's iterations: with whole Jacobians, with diagonals, or damped; and their options."""
 
     kind: str
-    diagonal: Cell | None
     tolerance: float
     max_iterations: int
-    damping: float
-    otherwise: str
-    convergence: Convergence | None
+    options: NewtonOptions
 
-    def solve(
-        self,
-        cell: Cell,
-        x: Tensors,
-        parameters: Tensors,
-        state: Tensor,
-        cut: Tensor | None,
-        guess: Tensor | None,
-    ) -> Tensor:
-        """Return the states of all steps. `cell` takes h, the tensors of x, and the parameters."""
-        h = state.new_zeros(*x[0].shape[:2], *state.shape[1:]) if guess is None else guess
+    def solve(self, system: System) -> Tensor:
+        """Return the states of all steps."""
+        state, h = system.state, system.guess
+        if h is None:
+            h = state.new_zeros(*system.x[0].shape[:2], *state.shape[1:])
         # no values can be read in a graph or without data
         blind = torch.compiler.is_compiling() or h.is_meta
         step = torch.full((), torch.inf, dtype=h.dtype, device=h.device)
         damped, near = self.kind == "damped", max(1.0, NEAR / self.tolerance)
         for count in range(self.max_iterations + 1):
-            before = states_before(h, state, cut)
-            f, jacobian = self._linearised(cell, before, x, parameters, cut)
+            before = states_before(h, system)
+            f, jacobian = self._linearised(system, before)
             # the rounding error of a product with a matrix is that of the norm of the state
             scale = self.tolerance * (1 + torch.linalg.vector_norm(f, dim=-1, keepdim=True))
             # a slow cell has small residuals far from the solution, but large steps
@@ -146,34 +142,32 @@ class Newton:
             # steps that overflow start again
             following = torch.where(following.isfinite(), following, 0.0)
             h, step = following, (following - h).abs()
-        if self.convergence is not None:
-            self.convergence.write(count, wrong.amax(), pending=blind)
+        if self.options.convergence is not None:
+            self.options.convergence.write(count, wrong.amax(), pending=blind)
         if blind:
             failed = ~(wrong.flatten(1).amax(1) <= 1)
             return f.masked_fill(beside(failed, f), torch.nan)
         if bool(wrong.amax() <= 1):
             return f
-        if self.otherwise == "error":
+        if self.options.otherwise == "error":
             raise not_converged(count, float(wrong.amax()))
-        return looped(cell, x, parameters, state, cut)[0]
+        return looped(*system[:5])[0]
 
-    def _linearised(
-        self, cell: Cell, before: Tensor, x: Tensors, parameters: Tensors, cut: Tensor | None
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
+    def _linearised(self, system: System, before: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """Return f, and a function that returns A (b, t, .., n, n) or its diagonal (b, t, .., n).
 
         A is zero at a cut.
         """
-        if self.kind != "newton" and self.diagonal is not None:
-            known, f = self.diagonal, everywhere(cell, before, x, parameters)
-            of_entries = partial(everywhere, known, before, x, parameters)
+        if self.kind != "newton" and self.options.diagonal is not None:
+            f = everywhere(system, before)
+            of_entries = partial(everywhere, system._replace(cell=self.options.diagonal), before)
         else:
-            f, pull = vjp(lambda h: everywhere(cell, h, x, parameters), before)[:2]
+            f, pull = vjp(partial(everywhere, system), before)[:2]
             of_entries = partial(self._by_directions, pull, before)
 
         def jacobian() -> Tensor:
             A = of_entries()
-            return A if cut is None else A.masked_fill(beside(cut, A), 0)
+            return A if system.cut is None else A.masked_fill(beside(system.cut, A), 0)
 
         return f, jacobian
 
@@ -192,25 +186,24 @@ class Newton:
         if self.kind == "newton":
             return whole(A, f - (A @ before[..., None])[..., 0], state)
         b = f - A * before
-        return smoothed(A, b, state, h, self.damping) if damped else diagonal(A, b, state)
+        return smoothed(A, b, state, h, self.options.damping) if damped else diagonal(A, b, state)
 
-    def adjoint(
-        self, cell: Cell, x: Tensors, parameters: Tensors, before: Tensor, cut: Tensor | None, g: Tensor
-    ) -> Tensor:
+    def adjoint(self, system: System, before: Tensor, g: Tensor) -> Tensor:
         """Return l_t = g_t + A_{t+1}^T l_{t+1}; A is zero at a cut, and after the last step."""
         start = torch.zeros_like(g[:, 0])
-        A = self._linearised(cell, before, x, parameters, cut)[1]()
+        A = self._linearised(system, before)[1]()
         if self.kind == "newton":
             return whole(_following(A).mT, g.flip(1), start).flip(1)
         # the recurrence is linear: the largest entry of a row is 1, so that the tolerance is relative
         size = g.detach().flatten(1).abs().amax(1).clamp(min=torch.finfo(g.dtype).tiny)
         g = g / beside(size, g)
-        ends = None if cut is None else _following(cut)
+        ends = None if system.cut is None else _following(system.cut)
         # after the last step A is zero
-        given = (g.flip(1), _following(A), *map(of_next_step, (before, *x)))
-        solver = replace(self, kind="quasi_newton", diagonal=_given_diagonal, convergence=None)
-        backwards = partial(_backwards, cell)
-        found = solved(solver, backwards, given, parameters, start, ends, g.flip(1)).flip(1)
+        given = (g.flip(1), _following(A), *map(of_next_step, (before, *system.x)))
+        options = replace(self.options, diagonal=_given_diagonal, convergence=None)
+        solver = replace(self, kind="quasi_newton", options=options)
+        backwards = System(partial(_backwards, system.cell), given, system.parameters, start, ends, g.flip(1))
+        found = solved(solver, backwards).flip(1)
         return found * beside(size, found)
 
 

@@ -1,14 +1,76 @@
-"""Options of Newton's iterations, and a context that sets them for calls of mixers."""
+"""Options of Newton's iterations, a context that sets them for mixers, and the report of convergence."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from linrec.ops.core.ambient import Ambient
 from linrec.rules import at_least, choice, positive, typed
 
-__all__ = ["OPTIONS", "NewtonOptions", "newton_options"]
+__all__ = ["Convergence", "ConvergenceError", "NewtonOptions", "newton_options"]
+
+
+class ConvergenceError(RuntimeError):
+    """Newton's iterations did not reach the tolerance."""
+
+
+class Convergence(nn.Module):
+    """The iterations of the last call of `linrec.ops.nonlinear_scan` in a Newton mode.
+
+    A compiled call cannot raise an error, so it writes its residual here. The next call with this object that
+    is not compiled raises the error, and so does `check`.
+
+    Attributes:
+        iterations: number of iterations, int64, shape ().
+        residual: the largest residual or last step of an iteration, relative to the tolerance: at most 1 if
+            the iterations converged. float64, shape ().
+        pending: whether a compiled call wrote the residual, which nobody has checked. Bool, shape ().
+
+    Example:
+        >>> convergence = Convergence()
+        >>> convergence.write(3, torch.tensor(2.5), pending=True)
+        >>> convergence.check()
+        Traceback (most recent call last):
+        ...
+        linrec.ops.nonlinear_scan.options.ConvergenceError: ...
+    """
+
+    iterations: Tensor
+    residual: Tensor
+    pending: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("iterations", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("residual", torch.zeros((), dtype=torch.float64), persistent=False)
+        self.register_buffer("pending", torch.zeros((), dtype=torch.bool), persistent=False)
+
+    def write(self, iterations: int, residual: Tensor, *, pending: bool) -> None:
+        """Keep the report of a call; `pending` says whether the call could not raise an error itself."""
+        self.iterations.fill_(iterations)
+        self.residual.copy_(residual)
+        self.pending.fill_(pending)
+
+    def check(self) -> None:
+        """Raise ConvergenceError if a compiled call did not converge; this waits for the device."""
+        if bool(self.pending):
+            self.pending.fill_(False)
+            if not float(self.residual) <= 1:
+                raise not_converged(int(self.iterations), float(self.residual))
+
+
+def not_converged(iterations: int, residual: float) -> ConvergenceError:
+    """Return the error of iterations that did not converge."""
+    return ConvergenceError(
+        f"Newton's iterations must reach the tolerance; after {iterations} iterations the residual is "
+        f"{residual:.3g} times the tolerance. Pass a larger `max_iterations`, another mode, or "
+        "`otherwise='recurrent'` for the exact loop in its place; to the calls of mixers, by "
+        "`linrec.ops.nonlinear_scan.newton_options`."
+    )
 
 
 @dataclass(frozen=True)
@@ -16,6 +78,7 @@ class NewtonOptions:
     """Options of `linrec.ops.nonlinear_scan` by the names of its arguments.
 
     Raises:
+        TypeError: an option has another type.
         ValueError: a number is out of range, or there is no such choice; the message names the nearest.
     """
 
@@ -23,6 +86,8 @@ class NewtonOptions:
     max_iterations: int | None = None
     damping: float = 0.001
     otherwise: str = "error"
+    diagonal: Callable[..., Tensor] | None = None
+    convergence: Convergence | None = None
 
     def __post_init__(self) -> None:
         typed(self.__annotations__, **vars(self))
@@ -30,13 +95,18 @@ class NewtonOptions:
         at_least(1, max_iterations=self.max_iterations, or_none=True)
         positive(damping=self.damping)
         choice(("error", "recurrent"), otherwise=self.otherwise)
+        if not (self.diagonal is None or callable(self.diagonal)):
+            raise TypeError(f"`diagonal` must be a function like `cell`, or None; got {self.diagonal!r:.40}.")
+        if not isinstance(self.convergence, Convergence | None):
+            raise TypeError(f"`convergence` must be a Convergence or None; got {self.convergence!r:.40}.")
 
     def but(self, **given: Any) -> "NewtonOptions":
         """Return these options, replaced by the given ones that are not None."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-OPTIONS = Ambient("options of Newton's method", NewtonOptions())
+AMBIENT_OPTIONS = Ambient("options of Newton's method", NewtonOptions())
+"""The options of calls that leave them out; `newton_options` sets them."""
 
 
 @contextmanager
@@ -70,5 +140,5 @@ def newton_options(
         ...     y, state = mixer(torch.randn(1, 50, 8))
     """
     given = {"tolerance": tolerance, "max_iterations": max_iterations, "damping": damping}
-    with OPTIONS.set(OPTIONS.get().but(**given, otherwise=otherwise)):
+    with AMBIENT_OPTIONS.set(AMBIENT_OPTIONS.get().but(**given, otherwise=otherwise)):
         yield

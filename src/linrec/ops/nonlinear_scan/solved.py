@@ -6,7 +6,7 @@ initial state are then the products of l with the derivatives of all steps, whic
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,39 +19,42 @@ from linrec.ops.nonlinear_scan.torch import Cell, check_result
 from linrec.rules import require
 
 
+class System(NamedTuple):
+    """The recurrence h_t = cell(h_{t-1}, *x_t, *parameters) for all steps.
+
+    Attributes:
+        cell: takes h, the tensors of x at a step, and the parameters.
+        x: tensors (b, t, ..).
+        parameters: tensors that the cell shares over time.
+        state: h_0.
+        cut: None, or (b, t), true at steps that start from h = 0.
+        guess: None, or (b, t, ..), where iterations start.
+    """
+
+    cell: Cell
+    x: Tensors
+    parameters: Tensors
+    state: Tensor
+    cut: Tensor | None
+    guess: Tensor | None = None
+
+
 @runtime_checkable
 class Solver(Protocol):
     """A way to compute the states, and the recurrence of the gradient."""
 
-    def solve(
-        self,
-        cell: Cell,
-        x: Tensors,
-        parameters: Tensors,
-        state: Tensor,
-        cut: Tensor | None,
-        guess: Tensor | None,
-    ) -> Tensor:
-        """Return the states of all steps. `cell` takes h, the tensors of x, and the parameters."""
+    def solve(self, system: System) -> Tensor:
+        """Return the states of all steps."""
 
-    def adjoint(
-        self, cell: Cell, x: Tensors, parameters: Tensors, before: Tensor, cut: Tensor | None, g: Tensor
-    ) -> Tensor:
+    def adjoint(self, system: System, before: Tensor, g: Tensor) -> Tensor:
         """Return l_t = g_t + A_{t+1}^T l_{t+1}; A is zero at a cut, and after the last step."""
 
 
-def solved(
-    solver: Solver,
-    cell: Cell,
-    x: Tensors,
-    parameters: Tensors,
-    state: Tensor,
-    cut: Tensor | None,
-    guess: Tensor | None = None,
-) -> Tensor:
+def solved(solver: Solver, system: System) -> Tensor:
     """Return the states of all steps, with gradients of any order."""
+    cell, x, parameters, state, cut, guess = system
     if not differentiated(*x, *parameters, state):
-        return solver.solve(cell, x, parameters, state, cut, guess)
+        return solver.solve(system)
     guess = None if guess is None else guess.detach()
     return _Solved.apply(solver, cell, len(x), cut, guess, state, *x, *parameters)
 
@@ -67,7 +70,7 @@ class _Solved(torch.autograd.Function):
         state: Tensor,
         *tensors: Tensor,
     ) -> Tensor:
-        return solver.solve(cell, *_split(tensors, n), state, cut, guess)
+        return solver.solve(System(cell, tensors[:n], tensors[n:], state, cut, guess))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -77,9 +80,9 @@ class _Solved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         h, cut, state, *tensors = ctx.saved_tensors
-        x, parameters = _split(tensors, ctx.n)
-        before = states_before(h, state, cut)
-        adjoint = ctx.solver.adjoint(ctx.cell, x, parameters, before, cut, g)
+        system = System(ctx.cell, tuple(tensors[: ctx.n]), tuple(tensors[ctx.n :]), state, cut)
+        before = states_before(h, system)
+        adjoint = ctx.solver.adjoint(system, before, g)
 
         given = [before, *tensors]
         # the state's gradient is that of `before` at the first step
@@ -87,7 +90,9 @@ class _Solved(torch.autograd.Function):
 
         def applied(*some: Tensor) -> Tensor:
             parts = dict(enumerate(given)) | dict(zip(wanted, some, strict=True))
-            return everywhere(ctx.cell, parts[0], *_split([*parts.values()][1:], ctx.n))
+            first, *rest = parts.values()
+            x, parameters = tuple(rest[: ctx.n]), tuple(rest[ctx.n :])
+            return everywhere(system._replace(x=x, parameters=parameters), first)
 
         pull = vjp(applied, *(given[place] for place in wanted))[1]
         gradients: list[Tensor | None] = [None] * len(given)
@@ -110,11 +115,6 @@ class _Solved(torch.autograd.Function):
         return torch.stack(each), 0
 
 
-def _split(tensors: Sequence[Tensor], n: int) -> tuple[Tensors, Tensors]:
-    """Return the tensors of x, which are the first n, and the parameters."""
-    return tuple(tensors[:n]), tuple(tensors[n:])
-
-
 def check_cell(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> None:
     """Raise if a result of the cell is no state, or needs a gradient of tensors that are no arguments."""
     h = cell(state.detach(), x[:, 0].detach(), *(parameter.detach() for parameter in parameters))
@@ -126,16 +126,16 @@ def check_cell(cell: Cell, x: Tensor, parameters: Tensors, state: Tensor) -> Non
     )
 
 
-def states_before(h: Tensor, state: Tensor, cut: Tensor | None) -> Tensor:
+def states_before(h: Tensor, system: System) -> Tensor:
     """Return h_{t-1} of every step, zeros at a cut."""
-    before = torch.cat([state[:, None], h[:, :-1]], 1)
-    return before if cut is None else before.masked_fill(beside(cut, before), 0)
+    before = torch.cat([system.state[:, None], h[:, :-1]], 1)
+    return before if system.cut is None else before.masked_fill(beside(system.cut, before), 0)
 
 
-def everywhere(cell: Cell, before: Tensor, x: Tensors, parameters: Tensors) -> Tensor:
+def everywhere(system: System, before: Tensor) -> Tensor:
     """Apply the cell to all steps at once."""
-    flat = (part.flatten(0, 1) for part in x)
-    return cell(before.flatten(0, 1), *flat, *parameters).unflatten(0, before.shape[:2])
+    flat = (part.flatten(0, 1) for part in system.x)
+    return system.cell(before.flatten(0, 1), *flat, *system.parameters).unflatten(0, before.shape[:2])
 
 
 def of_next_step(part: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from linrec.ops.core.checks import State
 from linrec.ops.core.isolation import beside
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import wide
-from linrec.ops.nonlinear_scan.convergence import Convergence
+from linrec.ops.nonlinear_scan.options import NewtonOptions
 from linrec.rules import require
 
 Values = tuple[Tensor, Tensor]
@@ -26,13 +26,7 @@ class NonlinearScan(NamedTuple):
         state: h_0 (b, .., n).
         reset: (b, t); true at steps that start from h = 0.
         guess: (b, t, .., n), where Newton's iterations start; None for zeros.
-        diagonal: returns the diagonal of the Jacobian from the cell's arguments; None for automatic
-            differentiation.
-        tolerance: largest residual of a solution, relative to 1 + |h|; None for the default of the dtype.
-        max_iterations: limit of Newton's iterations; None for the default.
-        damping: lambda of the mode "damped".
-        otherwise: "error" or "recurrent", where the iterations do not converge.
-        convergence: takes the residual and the number of iterations; or None.
+        newton: the options of Newton's method.
         gradient: of the mode "recurrent": "adjoint", "autograd", or "auto".
         fused: whether the adjoint loop compiles its steps.
     """
@@ -43,12 +37,7 @@ class NonlinearScan(NamedTuple):
     state: State
     reset: Tensor | None
     guess: Tensor | None
-    diagonal: Cell | None
-    tolerance: float | None
-    max_iterations: int | None
-    damping: float
-    otherwise: str
-    convergence: Convergence | None
+    newton: NewtonOptions
     gradient: str
     fused: bool
 

@@ -1,7 +1,6 @@
 """The elementwise recurrence y_t = a_t y_{t-1} + x_t, real or complex."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import Bool, Inexact
 from torch import Tensor, float32
@@ -43,7 +42,9 @@ def _canonical(given: Scan) -> Scan:
     return given._replace(a=a.reshape((1,) * (3 - a.ndim) + a.shape))
 
 
-def _entry(mode: str, name: str, run: Callable[[Scan], Values], about: str, auto: Any = always) -> Backend:
+def _entry(
+    mode: str, name: str, run: Callable[[Scan], Values], about: str, auto: Callable[[Scan], bool] = always
+) -> Backend[Scan]:
     """Return an entry of the table; its `run` gets resets in its own direction of time."""
 
     def linked(given: Scan) -> Values:

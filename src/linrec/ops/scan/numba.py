@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, add_up, like, terms
+from linrec.ops.core.kernel import NOTHING, Gradients, Space, add_up, like, terms
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels, launch
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels
 from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.numba")
@@ -25,12 +25,12 @@ def _forward(out: Values, given: Scan) -> None:
         out.y.copy_(y)
 
 
-def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
+def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> tuple[Space, ...]:
     dtype = accumulation(kept.y.dtype)
     return like(given.a if needs[0] else None, dtype), like(kept.y, dtype), like(d.last), NOTHING
 
 
-def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Scan, kept: Values, d: Values) -> None:
     a, _, state, cut, reverse = given
     y, dstate = kept.y, out.state
     dstate.copy_(d.last)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.kernel import Differentiable, Memory, Space, kernel_op, like
 from linrec.ops.core.loop import recurrence
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation, wide
 
 BLOCK = 16

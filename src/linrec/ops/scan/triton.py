@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, add_up, like, terms
+from linrec.ops.core.kernel import NOTHING, Gradients, Space, add_up, like, terms
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, power_of_2, real, run_tiled
+from linrec.ops.kernels.launch import Kernels, Tiling, grouping, mask, n_tiles, power_of_2, real, run_tiled
 from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.scan_triton")
@@ -27,14 +26,14 @@ def _forward(out: Values, given: Scan) -> None:
     )  # fmt: skip
 
 
-def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
+def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> tuple[Space, ...]:
     a, y = given.a, kept.y
     # a gradient that is summed over steps or rows is accumulated in full precision
     dtype = torch.promote_types(a.dtype, y.dtype) if a.shape == y.shape else accumulation(y.dtype)
     return like(a if needs[0] else None, dtype), like(y), like(d.last), NOTHING
 
 
-def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
+def _adjoint(out: Gradients, given: Scan, kept: Values, d: Values) -> None:
     y, dy, plan = kept.y, d.y.to(kept.y.dtype), tiling(kept.y)
     a = _read(given.a, y.dtype).expand(y.shape)
     # if `a` is constant over time, the kernel sums its gradient over a tile

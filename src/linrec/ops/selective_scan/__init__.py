@@ -1,7 +1,6 @@
 """The selective state space: h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import Bool, Float
 
@@ -14,7 +13,7 @@ from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.precision import accumulation
 from linrec.ops.selective_scan.numba import recurrent as recurrent_numba
 from linrec.ops.selective_scan.reference import selective_scan_reference
-from linrec.ops.selective_scan.torch import Outputs, Selective, chunkwise
+from linrec.ops.selective_scan.torch import Group, Outputs, Selective, chunkwise
 from linrec.ops.selective_scan.triton import recurrent as recurrent_triton
 
 __all__ = ["OPERATOR", "selective_scan"]
@@ -54,17 +53,24 @@ def _canonical(given: Selective) -> Selective:
     return given._replace(B=B, C=C)
 
 
-def _entry(mode: str, name: str, run: Callable[..., Outputs], about: str, auto: Any = always) -> Backend:
+def _entry(
+    mode: str,
+    name: str,
+    run: Callable[[Group], Outputs],
+    about: str,
+    auto: Callable[[Selective], bool] = always,
+) -> Backend[Selective]:
     """Return an entry of the table whose `run` processes a single group of channels."""
 
-    def by_group(given: Any) -> tuple[Tensor, Tensor]:
+    def by_group(given: Selective) -> tuple[Tensor, Tensor]:
         x, dt, A, B, C, D, state, reset = given
+        assert state is not None
         wide, groups = state.dtype, B.shape[2]
         D = x.new_zeros(x.shape[2], dtype=wide) if D is None else D.to(wide)
         # kernels store states with channels as the last axis
         by_channel = x, dt, A.to(wide).mT[None], D[None], state.mT
-        x, dt, A, D, state = ([t] if groups == 1 else t.chunk(groups, -1) for t in by_channel)
-        parts = map(Selective, x, dt, A, B.unbind(2), C.unbind(2), D, state, [reset] * groups)
+        xs, dts, As, Ds, states = ([t] if groups == 1 else t.chunk(groups, -1) for t in by_channel)
+        parts = map(Group, xs, dts, As, B.unbind(2), C.unbind(2), Ds, states, [reset] * groups)
         ys, lasts, _ = zip(*map(run, parts), strict=True)
         return (ys[0], lasts[0].mT) if groups == 1 else (cat(ys, 2), cat(lasts, 2).mT)
 

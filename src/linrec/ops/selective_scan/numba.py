@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from linrec.ops.core.kernel import add_up, terms
-from linrec.ops.kernels import Kernels, launch
-from linrec.ops.selective_scan.torch import Outputs, kernel, outputs
+from linrec.ops.core.kernel import Gradients, Space, add_up, terms
+from linrec.ops.kernels import launch
+from linrec.ops.kernels.launch import Kernels
+from linrec.ops.selective_scan.torch import Group, Outputs, kernel, outputs
 
 CHUNK = 32
 """Number of steps between saved states; the states that the adjoint recomputes fit into the L2 cache."""
@@ -28,25 +29,25 @@ def width_of(x: Tensor, n: int, threads: int) -> int:
     return 16 * max(width, 1)
 
 
-def _memory(given: Any, keep: bool) -> Any:
+def _memory(given: Group, keep: bool) -> tuple[Space, Space, Space]:
     chunks = math.ceil(given.x.shape[1] / CHUNK) if keep else 0
     return outputs(given, chunks, given.A.shape[1], given.state.dtype)
 
 
-def _lanes(given: Any) -> launch.Lanes:
+def _lanes(given: Group) -> launch.Lanes:
     (batch, _, channels), n = given.x.shape, given.A.shape[1]
     threads = launch.threads_for(given.x.numel() * n // _ENTRIES)
     return launch.divided(batch, channels, width_of(given.x, n, threads), threads)
 
 
-def _forward(out: Outputs, given: Any) -> None:
+def _forward(out: Outputs, given: Group) -> None:
     out.last.copy_(given.state)
     work = _lanes(given)
     arrays = *_arrays(given), out.last.numpy(), out.starts.numpy(), out.y.numpy()
     work.run(KERNELS, "forward", *arrays, CHUNK, work.width)
 
 
-def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
+def _adjoint(out: Gradients, given: Group, kept: Outputs, d: Outputs) -> None:
     out.state.copy_(d.last)
     work = _lanes(given)
     # partial sums over batch rows, and over the lanes of a row
@@ -61,7 +62,7 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     add_up(totals, parts)
 
 
-def _arrays(given: Any) -> list[Any]:
+def _arrays(given: Group) -> list[Any]:
     return [*map(launch.array, given[:6]), launch.cut_array(given.reset)]
 
 

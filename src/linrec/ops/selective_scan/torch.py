@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linrec.ops.core.ambient import exporting
 from linrec.ops.core.kernel import NOTHING, Differentiable, Memory, Space, by_autograd, kernel_op, like
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import wide
 from linrec.ops.scan import torch as scan
 
@@ -21,18 +21,16 @@ CHUNK = 64
 
 
 class Selective(NamedTuple):
-    """Canonical inputs of the backends.
-
-    Backends except the reference process a single group of channels, with the shapes of the second column.
+    """Canonical inputs of the operator.
 
     Attributes:
         x: (b, t, c).
         dt: (b, t, c).
-        A: (c, n)           | (1 or b, n, c) in the accumulation dtype.
-        B: (b, t, groups, n)| (b, t, n).
-        C: (b, t, groups, n)| (b, t, n).
-        D: (c,) or None     | (1 or b, c) in the accumulation dtype.
-        state: (b, c, n)    | (b, n, c), in the accumulation dtype.
+        A: (c, n).
+        B: (b, t, groups, n).
+        C: (b, t, groups, n).
+        D: (c,) or None.
+        state: (b, c, n) in the accumulation dtype.
         reset: (b, t) bool, or None.
     """
 
@@ -43,6 +41,30 @@ class Selective(NamedTuple):
     C: Tensor
     D: Tensor | None
     state: Tensor | None
+    reset: Tensor | None
+
+
+class Group(NamedTuple):
+    """Inputs of a backend: a single group of channels, with channels as the last axis.
+
+    Attributes:
+        x: (b, t, c).
+        dt: (b, t, c).
+        A: (1 or b, n, c) in the accumulation dtype.
+        B: (b, t, n).
+        C: (b, t, n).
+        D: (1 or b, c) in the accumulation dtype.
+        state: (b, n, c) in the accumulation dtype.
+        reset: (b, t) bool, or None.
+    """
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    state: Tensor
     reset: Tensor | None
 
 
@@ -57,19 +79,19 @@ class Outputs(NamedTuple):
     starts: Tensor
 
 
-def outputs(given: Any, chunks: int, states: int, y: torch.dtype) -> tuple[Space, Space, Space]:
+def outputs(given: Group, chunks: int, states: int, y: torch.dtype) -> tuple[Space, Space, Space]:
     """Return the memory of a kernel's outputs: y of a dtype, and the states before `chunks` chunks."""
     batch, _, channels = given.state.shape
     starts = Memory((batch, chunks, states, channels), given.state.dtype)
     return like(given.x, y), like(given.state), starts
 
 
-def gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
+def gradients(given: Group, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
     """Return the memory of a kernel's gradients, all in the accumulation dtype."""
     return [*(like(x, d.last.dtype) for x in given[:7]), NOTHING]
 
 
-def forward(given: Any, keep: bool) -> Outputs:
+def forward(given: Group, keep: bool) -> Outputs:
     """Run the recurrence; y has the accumulation dtype."""
     x, dt, A, B, C, D, state, cut = given
     starts, ys = [], []
@@ -85,7 +107,7 @@ def forward(given: Any, keep: bool) -> Outputs:
     return Outputs(ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state, kept)
 
 
-def adjoint(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Any]:
+def adjoint(given: Group, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Any]:
     """Return the gradients of all inputs except `reset`, in the accumulation dtype.
 
     With g_t = C_t dy_t + a_{t+1} g_{t+1} and w_t = a_t h_{t-1}: dC = sum_c dy h, dB = sum_c g dt x,
@@ -133,10 +155,14 @@ def _states(
     return a, h.view_as(added)
 
 
-again = by_autograd(lambda given: forward(given, False)[:2])
+def _plain(given: Group) -> tuple[Tensor, Tensor]:
+    return forward(given, False)[:2]
+
+
+again = by_autograd(_plain)
 _KEPT = ("starts",)
-chunkwise = Differentiable(Selective, Outputs, forward, adjoint, again=again, kept=_KEPT)
+chunkwise = Differentiable(Group, Outputs, forward, adjoint, again=again, kept=_KEPT)
 kernel = partial(
-    kernel_op, inputs=Selective, outputs=Outputs, gradients=gradients, again=again, batch="x", kept=_KEPT
+    kernel_op, inputs=Group, outputs=Outputs, gradients=gradients, again=again, batch="x", kept=_KEPT
 )
 """Returns the kernels of a backend as a function; see `linrec.ops.core.kernel.kernel_op`."""

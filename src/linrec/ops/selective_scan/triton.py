@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.kernel import Space, add_up, like, terms
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2, real, row_stride
+from linrec.ops.core.kernel import Gradients, Space, add_up, like, terms
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2, real, row_stride
 from linrec.ops.scan import triton as scan
 from linrec.ops.scan.torch import Scan
-from linrec.ops.selective_scan.torch import Outputs, gradients, kernel, outputs
+from linrec.ops.selective_scan.torch import Group, Outputs, gradients, kernel, outputs
 
 KERNELS = Kernels("selective.triton")
 
@@ -65,7 +64,7 @@ def plan_of(shape: tuple[int, ...], n: int) -> Plan:
 class _Work:
     """Inputs in the layout of the kernels, and the launch of kernels."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Group) -> None:
         self.plan = plan = plan_of(given.x.shape, given.A.shape[1])
         self.x, self.dt, self.D = given.x.contiguous(), given.dt.contiguous(), given.D.contiguous()
         self.A = _padded(given.A, 1, plan.states).contiguous()
@@ -114,13 +113,13 @@ def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
     return functional.pad(tensor, (*after, 0, missing)) if missing else tensor
 
 
-def _memory(given: Any, keep: bool) -> Any:
+def _memory(given: Group, keep: bool) -> tuple[Space, Space, Space]:
     plan = plan_of(given.x.shape, given.A.shape[1])
     chunks = -(-given.x.shape[1] // plan.steps) if keep else 0
     return outputs(given, chunks, plan.states, given.x.dtype)
 
 
-def _forward(out: Outputs, given: Any) -> None:
+def _forward(out: Outputs, given: Group) -> None:
     work = _Work(given)
     begins = work.around(work.x, given.state, adjoint=False)
     last = terms(out.last, (len(begins), *begins.shape[2:]))
@@ -131,11 +130,11 @@ def _forward(out: Outputs, given: Any) -> None:
     add_up((out.last,), (last,))
 
 
-def _gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
+def _gradients(given: Group, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
     return [like(given.x), like(given.dt), *gradients(given, kept, d, needs)[2:]]
 
 
-def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
+def _adjoint(out: Gradients, given: Group, kept: Outputs, d: Outputs) -> None:
     work = _Work(given)
     plan, dy = work.plan, d.y.contiguous()
     carries = work.around(dy, d.last, adjoint=True)

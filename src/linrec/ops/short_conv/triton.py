@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory, Space, add_up, allocated, by_autograd, kernel_op, like
-from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2, row_stride
+from linrec.ops.core.kernel import Gradients, Memory, Space, add_up, allocated, by_autograd, kernel_op, like
+from linrec.ops.kernels.launch import Kernels, mask, on_device, power_of_2, row_stride
 from linrec.ops.short_conv.torch import ShortConv, filtered, last_inputs
 
 KERNELS = Kernels("elementwise.short_conv_triton")
@@ -77,7 +76,7 @@ def _filter(given: Inputs, out: Tensor, dy: Tensor | None) -> None:
     )  # fmt: skip
 
 
-def _adjoint(out: Any, given: Inputs, kept: Outputs, d: Outputs) -> None:
+def _adjoint(out: Gradients, given: Inputs, kept: Outputs, d: Outputs) -> None:
     x, weight, _, state, reset, silu = given
     x, weight, dy = _rows(x), weight.contiguous(), _rows(d.y)
     if silu:

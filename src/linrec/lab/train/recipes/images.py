@@ -1,13 +1,9 @@
 """Recipes of images as sequences of pixels."""
 
-import dataclasses
-
 from linrec.lab.tasks import SequentialImages
 from linrec.lab.tasks.cifar import NoisePaddedCIFAR, SequentialCIFAR
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import recipe
-from linrec.models import SequenceClassifierConfig
-from linrec.models.sequence_classifier import Pooling
+from linrec.lab.train.recipes.registry import causal, like, recipe
 
 
 @recipe
@@ -22,7 +18,9 @@ def sequential_fashion_mnist() -> TrainConfig:
     return TrainConfig(
         name="sequential-fashion-mnist",
         task=SequentialImages(),
-        model=_glu_blocks("mean"),
+        model=causal(
+            d_model=128, n_layers=4, mixer="s4d", d_channel_mixing=256, channel_mixing="glu", dropout=0.1
+        ),
         optim=OptimConfig(
             lr=0.004,
             transition_lr=0.001,
@@ -48,9 +46,7 @@ def sequential_cifar() -> TrainConfig:
     return TrainConfig(
         name="sequential-cifar",
         task=SequentialCIFAR(),
-        model=SequenceClassifierConfig(
-            n_outputs=10,
-            n_features=3,
+        model=causal(
             d_model=128,
             n_layers=4,
             mixer="s4d",
@@ -58,7 +54,6 @@ def sequential_cifar() -> TrainConfig:
             channel_mixing="none",
             norm_position="post",
             dropout=0.1,
-            bidirectional=False,
         ),
         optim=OptimConfig(lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.01),
         loop=LoopConfig(
@@ -80,26 +75,6 @@ def noise_padded_cifar() -> TrainConfig:
     batches of 100; coRNN reached 59.0%. The model is the model of `sequential-fashion-mnist`, not tuned, with
     last-step pooling: with mean pooling, the model would not need any memory.
     """
-    images = sequential_fashion_mnist()
-    return dataclasses.replace(
-        images,
-        name="noise-padded-cifar",
-        task=NoisePaddedCIFAR(),
-        model=_glu_blocks("last"),
-        loop=dataclasses.replace(images.loop, epochs=120, batch_size=100, eval_every=450),
-    )
-
-
-def _glu_blocks(pooling: Pooling) -> SequenceClassifierConfig:
-    return SequenceClassifierConfig(
-        n_outputs=10,
-        n_features=1,
-        d_model=128,
-        n_layers=4,
-        mixer="s4d",
-        d_channel_mixing=256,
-        channel_mixing="glu",
-        dropout=0.1,
-        bidirectional=False,
-        pooling=pooling,
-    )
+    loop = {"epochs": 120, "batch_size": 100, "eval_every": 450}
+    task = NoisePaddedCIFAR()
+    return like(sequential_fashion_mnist(), "noise-padded-cifar", task, model={"pooling": "last"}, loop=loop)

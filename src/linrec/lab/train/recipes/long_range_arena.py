@@ -1,13 +1,10 @@
 """Recipes of the Long Range Arena."""
 
-import dataclasses
-
 from linrec.lab.tasks.arena import ListOps, Pathfinder
 from linrec.lab.tasks.cifar import SequentialCIFAR
 from linrec.lab.tasks.texts import AAN, IMDb
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import recipe
-from linrec.models import SequenceClassifierConfig
+from linrec.lab.train.recipes.registry import classifier, like, recipe
 
 
 @recipe
@@ -26,9 +23,7 @@ def lra_listops() -> TrainConfig:
     return TrainConfig(
         name="lra-listops",
         task=ListOps(),
-        model=SequenceClassifierConfig(
-            n_outputs=10,
-            vocab_size=15,
+        model=classifier(
             d_model=256,
             n_layers=6,
             mixer="s4d",
@@ -60,16 +55,13 @@ def lra_text() -> TrainConfig:
     split. The differences from S4 are listed in `lra-listops`; in addition, 2,500 reviews are held out for
     validation.
     """
-    listops = lra_listops()
-    return dataclasses.replace(
-        listops,
-        name="lra-text",
-        task=IMDb(),
-        model=dataclasses.replace(listops.model, norm_position="pre"),
-        optim=dataclasses.replace(listops.optim, warmup_steps=5000),
-        loop=dataclasses.replace(
-            listops.loop, epochs=32, batch_size=16, eval_every=1400, checkpoint_every=1400
-        ),
+    return like(
+        lra_listops(),
+        "lra-text",
+        IMDb(),
+        model={"norm_position": "pre"},
+        optim={"warmup_steps": 5000},
+        loop={"epochs": 32, "batch_size": 16, "eval_every": 1400, "checkpoint_every": 1400},
     )
 
 
@@ -81,13 +73,8 @@ def lra_retrieval() -> TrainConfig:
     `lra-text`, with 20 epochs, batches of 64, and a head that compares the means of the two papers. S4
     reached 91.0%.
     """
-    text = lra_text()
-    return dataclasses.replace(
-        text,
-        name="lra-retrieval",
-        task=AAN(),
-        loop=dataclasses.replace(text.loop, epochs=20, batch_size=64, eval_every=2300, checkpoint_every=2300),
-    )
+    loop = {"epochs": 20, "batch_size": 64, "eval_every": 2300, "checkpoint_every": 2300}
+    return like(lra_text(), "lra-retrieval", AAN(), loop=loop)
 
 
 @recipe
@@ -98,21 +85,13 @@ def lra_image() -> TrainConfig:
     width 512, N = 64, dropout 0.1, 18,000 steps of warm-up and 200 epochs with batches of 50. S4 reached
     88.5%. The differences from S4 are listed in `lra-listops`. See `lra-image-colour` for images in colour.
     """
-    listops = lra_listops()
-    return dataclasses.replace(
-        listops,
-        name="lra-image",
-        task=SequentialCIFAR(grey=True),
-        model=dataclasses.replace(
-            listops.model,
-            d_model=512,
-            mixer_args={"d_state": 64, "init": "legs"},
-            dropout=0.1,
-        ),
-        optim=dataclasses.replace(listops.optim, warmup_steps=18_000),
-        loop=dataclasses.replace(
-            listops.loop, epochs=200, batch_size=50, eval_every=1800, checkpoint_every=1800
-        ),
+    return like(
+        lra_listops(),
+        "lra-image",
+        SequentialCIFAR(grey=True),
+        model={"d_model": 512, "mixer_args": {"d_state": 64, "init": "legs"}, "dropout": 0.1},
+        optim={"warmup_steps": 18_000},
+        loop={"epochs": 200, "batch_size": 50, "eval_every": 1800, "checkpoint_every": 1800},
     )
 
 
@@ -123,7 +102,7 @@ def lra_image_colour() -> TrainConfig:
     Source: HGRN (Qin, Yang and Zhong, 2023), whose released scripts for the Image task read colour images.
     Everything else is as in `lra-image`. Accuracies are not comparable with the Arena's Image task.
     """
-    return dataclasses.replace(lra_image(), name="lra-image-colour", task=SequentialCIFAR())
+    return like(lra_image(), "lra-image-colour", SequentialCIFAR())
 
 
 @recipe
@@ -134,18 +113,13 @@ def lra_pathfinder() -> TrainConfig:
     pre-norm, learning rates of 0.004 and 0.001, 50,000 steps of warm-up and 200 epochs with batches of 64. S4
     reached 94.0%. The differences from S4 are listed in `lra-listops`.
     """
-    listops = lra_listops()
-    return dataclasses.replace(
-        listops,
-        name="lra-pathfinder",
-        task=Pathfinder(),
-        model=dataclasses.replace(
-            listops.model, mixer_args={"d_state": 64, "init": "legs"}, norm_position="pre"
-        ),
-        optim=dataclasses.replace(listops.optim, lr=0.004, warmup_steps=50_000),
-        loop=dataclasses.replace(
-            listops.loop, epochs=200, batch_size=64, eval_every=2500, checkpoint_every=2500
-        ),
+    return like(
+        lra_listops(),
+        "lra-pathfinder",
+        Pathfinder(),
+        model={"mixer_args": {"d_state": 64, "init": "legs"}, "norm_position": "pre"},
+        optim={"lr": 0.004, "warmup_steps": 50_000},
+        loop={"epochs": 200, "batch_size": 64, "eval_every": 2500, "checkpoint_every": 2500},
     )
 
 
@@ -158,12 +132,11 @@ def lra_path_x() -> TrainConfig:
     reached 96.0%.
     """
     pathfinder = lra_pathfinder()
-    arguments = {**pathfinder.model.mixer_args, "dt_min": 1e-4}
-    return dataclasses.replace(
+    return like(
         pathfinder,
-        name="lra-path-x",
-        task=Pathfinder(size=128),
-        model=dataclasses.replace(pathfinder.model, mixer_args=arguments),
-        optim=dataclasses.replace(pathfinder.optim, lr=0.001),
-        loop=dataclasses.replace(pathfinder.loop, epochs=50, batch_size=16, eval_every=10_000),
+        "lra-path-x",
+        Pathfinder(size=128),
+        model={"mixer_args": {**pathfinder.model.mixer_args, "dt_min": 1e-4}},
+        optim={"lr": 0.001},
+        loop={"epochs": 50, "batch_size": 16, "eval_every": 10_000},
     )

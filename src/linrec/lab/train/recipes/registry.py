@@ -1,10 +1,12 @@
 """The registry of recipes by name."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from linrec.errors import unknown
 from linrec.lab import tasks
+from linrec.lab.tasks import Task
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
 from linrec.models import ModelConfig, SequenceClassifierConfig
 
@@ -37,6 +39,41 @@ def recipe_summary(name: str) -> str:
     return (_RECIPES[name].__doc__ or "").split("\n")[0]
 
 
+def like(
+    recipe: TrainConfig,
+    name: str,
+    task: Task,
+    *,
+    model: Mapping[str, Any] = {},
+    optim: Mapping[str, Any] = {},
+    loop: Mapping[str, Any] = {},
+) -> TrainConfig:
+    """Return a recipe with another name, another task, and other values of some fields."""
+    return TrainConfig(
+        name,
+        task,
+        dataclasses.replace(recipe.model, **model),
+        dataclasses.replace(recipe.optim, **optim),
+        dataclasses.replace(recipe.loop, **loop),
+    )
+
+
+def classifier(**given: Any) -> SequenceClassifierConfig:
+    """Return a bidirectional classifier, whose numbers of features and outputs are the task's."""
+    return SequenceClassifierConfig(n_features=1, n_outputs=1, **given)
+
+
+def causal(**given: Any) -> SequenceClassifierConfig:
+    """Return a causal classifier, whose numbers of features and outputs are the task's."""
+    return classifier(bidirectional=False, **given)
+
+
+def gate_loops(width: int) -> dict[str, Any]:
+    """Return two layers of GateLoop and SwiGLU, as arguments of a model."""
+    mixing = {"d_channel_mixing": 2 * width, "channel_mixing": "swiglu"}
+    return {"d_model": width, "n_layers": 2, "mixer": "gate_loop", **mixing}
+
+
 def small(name: str) -> Callable[[], TrainConfig]:
     """Return the recipe of a task without its own: a small model, and settings that suit many tasks.
 
@@ -44,26 +81,13 @@ def small(name: str) -> Callable[[], TrainConfig]:
         name: a name or an import path of `linrec.lab.tasks.get`.
     """
     task = tasks.get(name)
-    stack: dict[str, Any] = {
-        "d_model": 128,
-        "n_layers": 2,
-        "mixer": "gate_loop",
-        "d_channel_mixing": 256,
-        "channel_mixing": "swiglu",
-    }
 
     def make() -> TrainConfig:
         of = task()
         # the task sets vocabulary and output sizes
-        model: ModelConfig | SequenceClassifierConfig = ModelConfig(vocab_size=1, **stack)
+        model: ModelConfig | SequenceClassifierConfig = ModelConfig(vocab_size=1, **gate_loops(128))
         if model_type(of) is SequenceClassifierConfig:
-            model = SequenceClassifierConfig(
-                n_features=1,
-                n_outputs=1,
-                bidirectional=False,
-                pooling="last" if of.per_sequence else "none",
-                **stack,
-            )
+            model = causal(**gate_loops(128), pooling="last" if of.per_sequence else "none")
         return TrainConfig(
             name=task.__name__ if ":" in name else name.replace("_", "-"),
             task=of,

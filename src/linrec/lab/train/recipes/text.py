@@ -1,11 +1,10 @@
 """Recipes of language models."""
 
-import dataclasses
 from typing import Any
 
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import recipe
+from linrec.lab.train.recipes.registry import like, recipe
 from linrec.models import ModelConfig, preset
 
 # the articles are a single stream, because the rows of this data set are lines, not articles
@@ -97,14 +96,10 @@ def shakespeare_char_cpu() -> TrainConfig:
     a validation loss of 1.88; for this Transformer, pass `--model.mixer attention
     --model.mixer-args.n-heads 4 --model.d-channel-mixing 512`.
     """
-    large = shakespeare_char()
-    return dataclasses.replace(
-        large,
-        name="shakespeare-char-cpu",
-        task=LanguageModeling(tokenizer="characters", length=64),
-        model=dataclasses.replace(large.model, d_model=128, n_layers=4, d_channel_mixing=320, dropout=0.0),
-        loop=LoopConfig(steps=2000, batch_size=12, eval_every=250, keep="best", device="cpu"),
-    )
+    model = {"d_model": 128, "n_layers": 4, "d_channel_mixing": 320, "dropout": 0.0}
+    task = LanguageModeling(tokenizer="characters", length=64)
+    loop = LoopConfig(steps=2000, batch_size=12, eval_every=250, keep="best", device="cpu")
+    return like(shakespeare_char(), "shakespeare-char-cpu", task, model=model, loop=vars(loop))
 
 
 @recipe

@@ -55,16 +55,9 @@ def _within(step, time, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit
 def _rows(  # type: ignore[no-untyped-def]
-    ptr,
-    at,
-    begin,
-    time,
-    inside,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    ptr, at, begin, time, inside,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Load ROWS rows of all segments, whose first steps are `begin` (PIECES, 1, 1); 0 past the end."""
     rows = ()
     for r in tl.static_range(ROWS):
@@ -75,18 +68,9 @@ def _rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gates(  # type: ignore[no-untyped-def]
-    ptr,
-    at,
-    column,
-    begin,
-    time,
-    inside,
-    KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    ptr, at, column, begin, time, inside,
+    KIND: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Load the gates of the rows and of the row after them; 0, which means identity, for missing gates."""
     rows = ()
     for r in tl.static_range(ROWS + 1):
@@ -104,16 +88,9 @@ def _gates(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _links(  # type: ignore[no-untyped-def]
-    decays,
-    phases,
-    cut_ptr,
-    begin,
-    time,
-    N: tl.constexpr,
-    PHASE: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    decays, phases, cut_ptr, begin, time,
+    N: tl.constexpr, PHASE: tl.constexpr, HAS_CUT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Return a = exp(log_decay + i phase) of the first N rows, 0 at resets."""
     links = ()
     links_i = ()
@@ -148,17 +125,10 @@ def _stepped(a, a_i, x, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # ty
 
 @triton.jit
 def _places(  # type: ignore[no-untyped-def]
-    place,
-    row,
-    channel,
-    columns,
-    time,
-    CHANNELS: tl.constexpr,
-    EVEN: tl.constexpr,
-    PIECES: tl.constexpr,
-    ROWS: tl.constexpr,
+    place, row, channel, columns, time,
+    CHANNELS: tl.constexpr, EVEN: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-):
+):  # fmt: skip
     """Return a tile's coordinates: segments, columns, mask of valid columns, first steps of the segments.
 
     `place` is the tile's position in time. The tile's offset into a contiguous (b, t, h), and the offsets of
@@ -174,35 +144,13 @@ def _places(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def forward(  # type: ignore[no-untyped-def]
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    decay_ptr,
-    phase_ptr,
-    cut_ptr,
-    state_ptr,
-    y_ptr,
-    starts_ptr,
-    last_ptr,
-    words_ptr,
-    time,
-    chains,
-    tiles,
-    DECAY: tl.constexpr,
-    PHASE: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    EVEN: tl.constexpr,
-    CHAINED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, decay_ptr, phase_ptr, cut_ptr, state_ptr, y_ptr, starts_ptr, last_ptr, words_ptr,
+    time, chains, tiles,
+    DECAY: tl.constexpr, PHASE: tl.constexpr, HAS_CUT: tl.constexpr, CHANNELS: tl.constexpr,
+    COMPLEX: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr, WIDE: tl.constexpr,
+    PIECES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """Fill y (b, t, h), last (b, h) and starts (b, segments of all tiles, h); all tensors are contiguous."""
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     piece, column, inside, begin, out, at = _places(
@@ -243,40 +191,13 @@ def forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def backward(  # type: ignore[no-untyped-def]
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    decay_ptr,
-    phase_ptr,
-    cut_ptr,
-    starts_ptr,
-    dy_ptr,
-    dlast_ptr,
-    dq_ptr,
-    dk_ptr,
-    dv_ptr,
-    ddecay_ptr,
-    dphase_ptr,
-    dstate_ptr,
-    words_ptr,
-    time,
-    chains,
-    tiles,
-    DECAY: tl.constexpr,
-    PHASE: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    EVEN: tl.constexpr,
-    CHAINED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, decay_ptr, phase_ptr, cut_ptr, starts_ptr, dy_ptr, dlast_ptr, dq_ptr, dk_ptr, dv_ptr,
+    ddecay_ptr, dphase_ptr, dstate_ptr, words_ptr, time, chains, tiles,
+    DECAY: tl.constexpr, PHASE: tl.constexpr, HAS_CUT: tl.constexpr, CHANNELS: tl.constexpr,
+    COMPLEX: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr, WIDE: tl.constexpr,
+    PIECES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """Fill the gradients; gradients of constant gates are (b, tiles, h) and must still be summed.
 
     With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:

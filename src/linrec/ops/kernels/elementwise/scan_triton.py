@@ -23,18 +23,9 @@ from linrec.ops.kernels.elementwise.tiles import (
 
 @triton.jit
 def _steps(  # type: ignore[no-untyped-def]
-    a_ptr,
-    a_at,
-    a_mask,
-    x_ptr,
-    x_at,
-    x_mask,
-    cut_ptr,
-    cut_mask,
-    HAS_CUT: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    a_ptr, a_at, a_mask, x_ptr, x_at, x_mask, cut_ptr, cut_mask,
+    HAS_CUT: tl.constexpr, COMPLEX: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Load links and inputs: 1 and 0 where the masks are false, and links of 0 at resets."""
     a, a_i = loaded(a_ptr, a_at, a_mask, 1.0, COMPLEX, WIDE)
     x, x_i = loaded(x_ptr, x_at, x_mask, 0.0, COMPLEX, WIDE)
@@ -47,16 +38,10 @@ def _steps(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _places(  # type: ignore[no-untyped-def]
-    tile,
-    time,
-    inside,
-    FALLING: tl.constexpr,
-    STEPS_TOUCH: tl.constexpr,
-    EVEN: tl.constexpr,
-    PIECES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    tile, time, inside,
+    FALLING: tl.constexpr, STEPS_TOUCH: tl.constexpr, EVEN: tl.constexpr, PIECES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Return the coordinates of a tile's steps: index, index < time, the same and `inside`, t, origin.
 
     The index counts in the direction of travel, and origin + t in the direction of the tensors; they differ
@@ -82,40 +67,13 @@ def _places(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def forward(  # type: ignore[no-untyped-def]
-    a_ptr,
-    x_ptr,
-    state_ptr,
-    cut_ptr,
-    y_ptr,
-    last_ptr,
-    words_ptr,
-    time,
-    chains,
-    tiles,
-    a_row,
-    x_row,
-    A_STEP: tl.constexpr,
-    A_CHANNEL: tl.constexpr,
-    X_STEP: tl.constexpr,
-    X_CHANNEL: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    UNIT: tl.constexpr,
-    REVERSE: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    HAS_STATE: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    # load inputs a second time instead of holding them until the carried value arrives
-    AGAIN: tl.constexpr,
-    EVEN: tl.constexpr,
-    CHAINED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
+    a_ptr, x_ptr, state_ptr, cut_ptr, y_ptr, last_ptr, words_ptr, time, chains, tiles, a_row, x_row,
+    A_STEP: tl.constexpr, A_CHANNEL: tl.constexpr, X_STEP: tl.constexpr, X_CHANNEL: tl.constexpr,
+    CHANNELS: tl.constexpr, UNIT: tl.constexpr, REVERSE: tl.constexpr, COMPLEX: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_CUT: tl.constexpr, AGAIN: tl.constexpr, EVEN: tl.constexpr,
+    CHAINED: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, VECTOR: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of array elements per number."""
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
@@ -157,45 +115,15 @@ def forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def backward(  # type: ignore[no-untyped-def]
-    a_ptr,
-    y_ptr,
-    state_ptr,
-    cut_ptr,
-    dy_ptr,
-    dlast_ptr,
-    da_ptr,
-    dx_ptr,
-    dstate_ptr,
-    words_ptr,
-    time,
-    chains,
-    tiles,
-    a_row,
-    dy_row,
-    A_STEP: tl.constexpr,
-    A_CHANNEL: tl.constexpr,
-    DY_STEP: tl.constexpr,
-    DY_CHANNEL: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    UNIT: tl.constexpr,
-    REVERSE: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    HAS_STATE: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    NEEDS_A: tl.constexpr,
-    # `a` is constant over time: da is (b, tiles, c) and must still be summed
-    SUMMED: tl.constexpr,
-    AGAIN: tl.constexpr,
-    EVEN: tl.constexpr,
-    CHAINED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    GROUP: tl.constexpr,
+    a_ptr, y_ptr, state_ptr, cut_ptr, dy_ptr, dlast_ptr, da_ptr, dx_ptr, dstate_ptr, words_ptr, time, chains,
+    tiles, a_row, dy_row,
+    A_STEP: tl.constexpr, A_CHANNEL: tl.constexpr, DY_STEP: tl.constexpr, DY_CHANNEL: tl.constexpr,
+    CHANNELS: tl.constexpr, UNIT: tl.constexpr, REVERSE: tl.constexpr, COMPLEX: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_CUT: tl.constexpr, NEEDS_A: tl.constexpr, SUMMED: tl.constexpr,
+    AGAIN: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill dx (b, t, c), dstate (b, c) and da (b, t or tiles, c), all contiguous; y is contiguous.
 
     The adjoint g_t = dy_t + conj(a_{t+1}) g_{t+1} runs opposite to the recurrence, whose direction is

@@ -326,18 +326,10 @@ def _awaited(ptr, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.c
 
 @triton.jit
 def _before(  # type: ignore[no-untyped-def]
-    ptr,
-    first,
-    n,
-    columns,
-    identity,
-    CUT: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    WIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    N: tl.constexpr,
+    ptr, first, n, columns, identity,
+    CUT: tl.constexpr, COMPLEX: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr,
     STRIDE: tl.constexpr,
-):
+):  # fmt: skip
     """Wait for `n` < N links and inputs from index `first` on, and return their composition."""
     b, b_i, z, z_i = identity + 1.0, identity, identity, identity
     if N > 1:  # noqa: SIM102, for one is known when the kernel is compiled

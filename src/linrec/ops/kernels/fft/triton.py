@@ -38,18 +38,9 @@ def _tile(time, channels, T: tl.constexpr, C: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def pad(  # type: ignore[no-untyped-def]
-    x_ptr,
-    out_ptr,
-    time,
-    channels,
-    size,
-    row_stride,
-    step_stride,
-    channel_stride,
-    SCALED: tl.constexpr,
-    T: tl.constexpr,
-    C: tl.constexpr,
-):
+    x_ptr, out_ptr, time, channels, size, row_stride, step_stride, channel_stride,
+    SCALED: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """Transpose x (b, t, d) of any strides to (b, d, size), zero-padded; SCALED divides by size."""
     row, step, channel = _tile(size, channels, T, C)
     place = row * row_stride + step * step_stride + channel * channel_stride
@@ -62,17 +53,9 @@ def pad(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def cut(  # type: ignore[no-untyped-def]
-    x_ptr,
-    out_ptr,
-    time,
-    channels,
-    size,
-    row_stride,
-    step_stride,
-    channel_stride,
-    T: tl.constexpr,
-    C: tl.constexpr,
-):
+    x_ptr, out_ptr, time, channels, size, row_stride, step_stride, channel_stride,
+    T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """Transpose the first steps of x (b, d, size) to out (b, t, d) of any strides."""
     row, step, channel = _tile(time, channels, T, C)
     mask = (step < time) & (channel < channels)
@@ -107,18 +90,9 @@ def multiply(x_ptr, k_ptr, channels, frequencies, F: tl.constexpr):  # type: ign
 
 @triton.jit
 def gradients(  # type: ignore[no-untyped-def]
-    dy_ptr,
-    u_ptr,
-    k_ptr,
-    dk_ptr,
-    batch,
-    channels,
-    frequencies,
-    size,
-    NEEDS_U: tl.constexpr,
-    NEEDS_K: tl.constexpr,
-    F: tl.constexpr,
-):
+    dy_ptr, u_ptr, k_ptr, dk_ptr, batch, channels, frequencies, size,
+    NEEDS_U: tl.constexpr, NEEDS_K: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
     """Multiply dy (b, d, f) by k^* (d, f), in place, and set dk to the sum over b of u^* dy / size."""
     blocks = tl.cdiv(frequencies, F)
     channel, begin = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * F
@@ -191,20 +165,9 @@ def cauchy(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def cauchy_entries(  # type: ignore[no-untyped-def]
-    w_ptr,
-    lambda_ptr,
-    around_ptr,
-    rest_ptr,
-    ds_ptr,
-    dw_ptr,
-    dlambda_ptr,
-    n,
-    f,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    N: tl.constexpr,
-    F: tl.constexpr,
-):
+    w_ptr, lambda_ptr, around_ptr, rest_ptr, ds_ptr, dw_ptr, dlambda_ptr, n, f,
+    K: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
     """Fill the gradients of w and lambda for N entries of a model, looping over blocks of F frequencies."""
     d = tl.program_id(0).to(tl.int64)
     rows, entries = tl.arange(0, ROWS), tl.program_id(1) * N + tl.arange(0, N)
@@ -237,18 +200,9 @@ def cauchy_entries(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def cauchy_frequencies(  # type: ignore[no-untyped-def]
-    w_ptr,
-    lambda_ptr,
-    around_ptr,
-    rest_ptr,
-    ds_ptr,
-    daround_ptr,
-    n,
-    f,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    F: tl.constexpr,
-):
+    w_ptr, lambda_ptr, around_ptr, rest_ptr, ds_ptr, daround_ptr, n, f,
+    K: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
     """Fill the gradient of `around` for F frequencies of a model."""
     d = tl.program_id(0).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.program_id(1) * F + tl.arange(0, F)
@@ -305,20 +259,9 @@ def _taps(of_k, d, models, c, m, length, rows, columns):  # type: ignore[no-unty
 
 @triton.jit
 def vandermonde(  # type: ignore[no-untyped-def]
-    w_ptr,
-    near_ptr,
-    far_ptr,
-    s_ptr,
-    models,
-    n,
-    c,
-    m,
-    length,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    w_ptr, near_ptr, far_ptr, s_ptr, models, n, c, m, length,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Fill S for a row of weights, ROWS of i and COLUMNS of j, and a model."""
     blocks = tl.cdiv(m, ROWS)
     d, of_k = tl.program_id(0).to(tl.int64), tl.program_id(1) // blocks
@@ -338,20 +281,9 @@ def vandermonde(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def vandermonde_rows(  # type: ignore[no-untyped-def]
-    near_ptr,
-    ds_ptr,
-    dg_ptr,
-    models,
-    n,
-    k,
-    c,
-    m,
-    length,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    near_ptr, ds_ptr, dg_ptr, models, n, k, c, m, length,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Fill dG (2, k, d, n, m) for a row of weights, ROWS of i, ENTRIES of n, and a model."""
     blocks = tl.cdiv(m, ROWS)
     d, of_k = tl.program_id(0).to(tl.int64), tl.program_id(1) // blocks
@@ -373,21 +305,9 @@ def vandermonde_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def vandermonde_columns(  # type: ignore[no-untyped-def]
-    w_ptr,
-    far_ptr,
-    ds_ptr,
-    dnear_ptr,
-    models,
-    n,
-    k,
-    c,
-    m,
-    length,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    w_ptr, far_ptr, ds_ptr, dnear_ptr, models, n, k, c, m, length,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Fill dnear (2, d, n, c) for ENTRIES of n, COLUMNS of j, and a model."""
     d = tl.program_id(0).to(tl.int64)
     entries = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)

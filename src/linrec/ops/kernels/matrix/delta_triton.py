@@ -68,32 +68,12 @@ def _joined(inverse, between, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # t
 
 @triton.jit
 def corrections(  # type: ignore[no-untyped-def]
-    k,
-    v,
-    beta,
-    decays,
-    reset,
-    inverses,
-    read,
-    values,
-    TIME,
-    CHUNKS,
-    strides,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    LEVELS: tl.constexpr,
-    KNOWN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    k, v, beta, decays, reset, inverses, read, values, TIME, CHUNKS, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, LEVELS: tl.constexpr, KNOWN: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     LAYOUTS: tl.constexpr,
-):
+):  # fmt: skip
     """Compute T of a chunk, unless it is KNOWN; store P as `read` and U as `values`."""
     _, chunk, matrix = program(1, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -131,29 +111,11 @@ def corrections(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def value_gradients(  # type: ignore[no-untyped-def]
-    inverses,
-    dcorrected,
-    v,
-    beta,
-    through,
-    dv,
-    dbeta,
-    TIME,
-    CHUNKS,
-    strides,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
-):
+    inverses, dcorrected, v, beta, through, dv, dbeta, TIME, CHUNKS, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+):  # fmt: skip
     """Fill E (`through`), dV and E . V (b, t, h, blocks of columns) for a chunk and some columns."""
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     block, chunk, matrix = program(BLOCKS, CHUNKS)
@@ -176,36 +138,12 @@ def value_gradients(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def delta_states(  # type: ignore[no-untyped-def]
-    keys,
-    read,
-    values,
-    decays,
-    reset,
-    start,
-    left,
-    transitions,
-    states,
-    end,
-    corrected,
-    TIME,
-    CHUNKS,
-    strides,
-    LENGTH,
-    PIECES,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    LOCAL: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
-):
+    keys, read, values, decays, reset, start, left, transitions, states, end, corrected, TIME, CHUNKS,
+    strides, LENGTH, PIECES,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, LOCAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+):  # fmt: skip
     """Fill W = U - P S, the states before the chunks, and the last state, for some columns.
 
     P is `read` and U is `values`. Few heads do not occupy a GPU, so time is divided into PIECES segments of
@@ -259,37 +197,12 @@ def delta_states(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def delta_state_gradients(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    read,
-    dy,
-    matrices,
-    decays,
-    reset,
-    start,
-    left,
-    gradients,
-    end,
-    dcorrected,
-    TIME,
-    CHUNKS,
-    strides,
-    LENGTH,
-    PIECES,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    LOCAL: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
-):
+    queries, keys, read, dy, matrices, decays, reset, start, left, gradients, end, dcorrected, TIME, CHUNKS,
+    strides, LENGTH, PIECES,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, LOCAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+):  # fmt: skip
     """Fill dW, and G after each chunk and before the first, for some columns; `matrices` are A.
 
     `start` is the gradient after each segment. Before the segment, the gradient is M^T G + N, with M as in

@@ -33,7 +33,7 @@ def strided(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Load elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it.
 
-    LAYOUTS[WHICH] is the pair of its strides of steps and heads; see `Layout` in `gate_loop.triton`.
+    LAYOUTS[WHICH] is the pair of its strides of steps and heads; see `Layout` in `linrec.ops.matrix.triton`.
     """
     rows = (b.to(tl.int64) * TIME + steps) * LAYOUTS[WHICH][0] + h * LAYOUTS[WHICH][1]
     inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
@@ -202,19 +202,9 @@ def summed(which, x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def of_level(  # type: ignore[no-untyped-def]
-    first,
-    decays,
-    b,
-    h,
-    chunk,
-    TIME,
-    columns,
-    level,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EXACT: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    first, decays, b, h, chunk, TIME, columns, level,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Return factors (CHUNK, columns) of pairs that are separated at a multiple of L = 2^level.
 
     In right blocks, the factor is the decay from the end of the left block up to the step. In left blocks, it

@@ -57,16 +57,9 @@ from linrec.ops.kernels.matrix.gates_triton import (
 
 @triton.jit
 def chunk_sums(  # type: ignore[no-untyped-def]
-    decays,
-    reset,
-    sums,
-    TIME,
-    strides,
-    WIDTH: tl.constexpr,
-    RESET: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    decays, reset, sums, TIME, strides,
+    WIDTH: tl.constexpr, RESET: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Fill P (b, t, width), to base 2, for a chunk and some columns, which span heads and channels."""
     block, chunk, b = program(tl.cdiv(WIDTH, BLOCK), tl.cdiv(TIME, CHUNK))
     columns = block * BLOCK + tl.arange(0, BLOCK)
@@ -77,36 +70,12 @@ def chunk_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def chunk_states(  # type: ignore[no-untyped-def]
-    keys,
-    values,
-    decays,
-    reset,
-    start,
-    left,
-    factors,
-    states,
-    end,
-    TIME,
-    CHUNKS,
-    strides,
-    LENGTH,
-    PIECES,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    REVERSE: tl.constexpr,
-    WEIGHED: tl.constexpr,
-    LOCAL: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
-):
+    keys, values, decays, reset, start, left, factors, states, end, TIME, CHUNKS, strides, LENGTH, PIECES,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, REVERSE: tl.constexpr, WEIGHED: tl.constexpr, LOCAL: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+):  # fmt: skip
     """Fill the state before each chunk and the last; with REVERSE, from q and dy, the gradient after each.
 
     With WEIGHED, the keys are already e^R * K.
@@ -163,31 +132,12 @@ def chunk_states(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def mixings(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    decays,
-    reset,
-    matrices,
-    read,
-    written,
-    TIME,
-    CHUNKS,
-    strides,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    LEVELS: tl.constexpr,
-    WEIGH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    q, k, decays, reset, matrices, read, written, TIME, CHUNKS, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, LEVELS: tl.constexpr, WEIGH: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     LAYOUTS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill A (b, h, chunk, C, C) for a chunk; with WEIGH also e^P * Q as `read` and e^R * K as `written`."""
     _, chunk, matrix = program(1, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -202,31 +152,11 @@ def mixings(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def mixing_of(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    decays,
-    reset,
-    read,
-    written,
-    b,
-    h,
-    chunk,
-    TIME,
-    strides,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    LEVELS: tl.constexpr,
-    STRICT: tl.constexpr,
-    WEIGH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
-):
+    q, k, decays, reset, read, written, b, h, chunk, TIME, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, EXACT: tl.constexpr,
+    LEVELS: tl.constexpr, STRICT: tl.constexpr, WEIGH: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+):  # fmt: skip
     """Return A (CHUNK, CHUNK) for a chunk, with STRICT without its diagonal; see `mixings`."""
     n = tl.arange(0, CHUNK)
     steps = chunk * CHUNK + n
@@ -268,32 +198,12 @@ def mixing_of(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def mixed(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    values,
-    decays,
-    reset,
-    matrices,
-    states,
-    out,
-    TIME,
-    CHUNKS,
-    strides,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    RESET: tl.constexpr,
-    EXACT: tl.constexpr,
-    REVERSE: tl.constexpr,
-    WEIGHED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    q, k, values, decays, reset, matrices, states, out, TIME, CHUNKS, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, REVERSE: tl.constexpr, WEIGHED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     LAYOUTS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill Y for a chunk and some columns of v; with REVERSE, dV from dy and the gradients of states.
 
     `matrices` come from `mixings` if CHANNEL; otherwise A is computed here. With WEIGHED, the queries are
@@ -367,34 +277,12 @@ def of_step(gate, rows, KIND: tl.constexpr, DK: tl.constexpr, WIDE: tl.constexpr
 
 @triton.jit
 def steps(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    beta,
-    decays,
-    phases,
-    reset,
-    start,
-    y,
-    end,
-    TIME,
-    strides,
-    phase_strides,
-    HEADS: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DECAY: tl.constexpr,
-    PHASE: tl.constexpr,
-    DELTA: tl.constexpr,
-    RESET: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    PARTS_Q: tl.constexpr,
-    PARTS_K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    WIDE: tl.constexpr,
+    q, k, v, beta, decays, phases, reset, start, y, end, TIME, strides, phase_strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, PHASE: tl.constexpr,
+    DELTA: tl.constexpr, RESET: tl.constexpr, COMPLEX: tl.constexpr, PARTS_Q: tl.constexpr,
+    PARTS_K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr,
     LAYOUTS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill Y for all steps, and the last state, for `gate_loop` or `delta_rule`.
 
     A program holds some columns of a state in its registers and iterates over time. For a single step, it

@@ -143,27 +143,10 @@ def _store_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def ends(  # type: ignore[no-untyped-def]
-    u_ptr,
-    dt_ptr,
-    A_ptr,
-    weights_ptr,
-    cut_ptr,
-    links_ptr,
-    ends_ptr,
-    time,
-    chunks,
-    segments,
-    A_row,
-    ADJOINT: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STATES: tl.constexpr,
-    EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
-    STEPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
+    u_ptr, dt_ptr, A_ptr, weights_ptr, cut_ptr, links_ptr, ends_ptr, time, chunks, segments, A_row,
+    ADJOINT: tl.constexpr, HAS_CUT: tl.constexpr, CHANNELS: tl.constexpr, STATES: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
     """Fill links and ends (b, segments, n, c): a segment maps a state h to link h + end.
 
     With ADJOINT, u is dy, and a segment passes link r + end to the previous segment.
@@ -202,31 +185,11 @@ def ends(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def forward(  # type: ignore[no-untyped-def]
-    x_ptr,
-    dt_ptr,
-    A_ptr,
-    weights_ptr,
-    D_ptr,
-    begins_ptr,
-    cut_ptr,
-    y_ptr,
-    starts_ptr,
-    last_ptr,
-    time,
-    chunks,
-    segments,
-    A_row,
-    D_row,
-    KEEP: tl.constexpr,
-    HAS_CUT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STATES: tl.constexpr,
-    EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
-    STEPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
+    x_ptr, dt_ptr, A_ptr, weights_ptr, D_ptr, begins_ptr, cut_ptr, y_ptr, starts_ptr, last_ptr, time, chunks,
+    segments, A_row, D_row,
+    KEEP: tl.constexpr, HAS_CUT: tl.constexpr, CHANNELS: tl.constexpr, STATES: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
     """Fill y (b, t, c), starts (b, chunks, n, c) and last (b, n, c), given all segments' initial states."""
     row, segment, block, channel, n = _place(segments, CHANNELS, STATES, COLUMNS, VECTOR)
     inside = channel < CHANNELS
@@ -271,37 +234,11 @@ def forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def backward(  # type: ignore[no-untyped-def]
-    x_ptr,
-    dt_ptr,
-    A_ptr,
-    weights_ptr,
-    D_ptr,
-    cut_ptr,
-    starts_ptr,
-    dy_ptr,
-    carries_ptr,
-    dx_ptr,
-    ddt_ptr,
-    dA_ptr,
-    dB_ptr,
-    dC_ptr,
-    dD_ptr,
-    dstate_ptr,
-    time,
-    chunks,
-    segments,
-    rows_of_batch,
-    A_row,
-    D_row,
-    HAS_CUT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STATES: tl.constexpr,
-    EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
-    STEPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
+    x_ptr, dt_ptr, A_ptr, weights_ptr, D_ptr, cut_ptr, starts_ptr, dy_ptr, carries_ptr, dx_ptr, ddt_ptr,
+    dA_ptr, dB_ptr, dC_ptr, dD_ptr, dstate_ptr, time, chunks, segments, rows_of_batch, A_row, D_row,
+    HAS_CUT: tl.constexpr, CHANNELS: tl.constexpr, STATES: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
     """Fill dx and ddt (b, t, c), dB and dC (blocks, b, t, n), and gradients that segments share.
 
     The latter are dA (b, segments, n, c) and dD (b, segments, c); the first segment fills dstate (b, n, c).

@@ -1,1 +1,0 @@
-"""One file per command of `python -m perf`."""

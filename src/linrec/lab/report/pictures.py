@@ -1,0 +1,403 @@
+"""Pictures of a report: learning curves, accuracy by span, score by a number, and state transitions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor, nn
+
+from linrec.lab.report import style
+from linrec.lab.report.arms import Arm
+from linrec.lab.report.scores import score_of
+from linrec.lab.report.style import LineStyle
+from linrec.lab.tasks import Task, judged_by
+from linrec.lab.train import Run
+from linrec.models import Block
+from linrec.nn.gates import Transition
+
+SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
+PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
+# of regressions alone
+ERROR = (("loss", "mean squared error"),)
+# an accuracy above chance by less than this share of the rest counts as chance
+LEARNED = 0.05
+# positions at which an accuracy is better than noise
+ENOUGH = 200
+# two numbers make no curve
+FEWEST = 3
+TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
+# steps to either side of a reset in the enlarged part
+AROUND = 16
+RESET = "#D55E00"
+DASHED = (0, (5, 3))
+
+
+def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
+    """Draw loss and accuracy of every arm over the steps; of regressions alone the mean squared error.
+
+    Runs that logged at different steps are interpolated linearly; an arm's curve ends where its shortest run
+    does.
+
+    Args:
+        arms: the arms, each a colour.
+
+    Returns:
+        The picture; None where no run has logged anything.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from linrec.lab.report import group_runs
+        >>> from linrec.lab.train import get_recipe
+        >>> records = [{"step": s, "split": "train", "loss": 4.0 - s, "accuracy": 0.1 * s} for s in (1, 2)]
+        >>> run = Run(Path("a"), get_recipe("memory-horizon"), records, None, {})
+        >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
+        ['cross-entropy (nats)', 'accuracy']
+    """
+    objectives = {run.config.task.objective for arm in arms for run in arm.runs}
+    quantities = ERROR if objectives == {"regression"} else PANELS
+    figure = style.make_figure(height=3.2 * len(quantities))
+    panels = figure.subplots(len(quantities), 1, sharex=True, squeeze=False)[:, 0]
+    drawn = False
+    for axes, (quantity, title) in zip(panels, quantities, strict=True):
+        for index, arm in enumerate(arms):
+            for split, line in SPLITS:
+                steps, rows = _interpolated(arm.runs, split, quantity)
+                if rows:
+                    drawn = True
+                    columns = zip(*rows, strict=True)
+                    style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
+        style.finish_axes(axes, y=title)
+        _mark_chance(axes, quantity, arms)
+    if quantities is ERROR:
+        # errors fall by powers of ten
+        panels[0].set_yscale("log")
+    else:
+        panels[-1].set_ylim(bottom=0)
+    panels[-1].set_xlabel("step", fontsize=style.LETTERS)
+
+    handles = [
+        Line2D([], [], color=style.colour(index), linewidth=2.5, label=arm.label)
+        for index, arm in enumerate(arms)
+    ]
+    handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
+    style.add_legend(figure, handles)
+    return figure if drawn else None
+
+
+def _interpolated(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[float], list[list[float]]]:
+    series = []
+    for run in runs:
+        records = [
+            (record["step"], record[quantity])
+            for record in run.metrics
+            if record["split"] == split and math.isfinite(record.get(quantity, math.nan))
+        ]
+        if records:
+            series.append(np.array(records, dtype=float).T)
+    if not series:
+        return [], []
+    first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
+
+
+def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
+    tasks = {run.config.task for arm in arms for run in arm.runs}
+    levels = {mark for task in tasks if (mark := _chance(task, quantity)) is not None}
+    for level, name in sorted(levels):
+        axes.axhline(level, color=style.GREY, linewidth=1, linestyle=DASHED)
+        axes.annotate(
+            name,
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            color=style.GREY,
+            fontsize=style.LETTERS - 1,
+        )
+
+
+def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
+    """Return the score of a guess and its name: uniform over classes, or a constant for real numbers."""
+    if task.objective == "regression":
+        return (task.chance, "a constant") if quantity == "loss" else None
+    return task.chance if quantity == "accuracy" else -math.log(task.chance), "chance"
+
+
+def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
+    """Draw the test accuracy of every arm over the required memory span.
+
+    The picture ends a little after the last span at which any arm is above chance, but for the noise of few
+    samples. Beyond it the lines are flat.
+
+    Args:
+        arms: the arms, each a colour.
+
+    Returns:
+        The picture; None where no run has a result by span.
+
+    Source: GateLoop (Katsch 2023), figure 7.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from linrec.lab.report import group_runs
+        >>> from linrec.lab.train import Run, get_recipe
+        >>> result = {"test": {"span_curve": {"width": 10, "accuracy": [1, 0.5], "count": [300, 300]}}}
+        >>> run = Run(Path("a"), get_recipe("memory-horizon"), [], result, {})
+        >>> draw_accuracy_by_span(group_runs([run])).axes[0].lines[0].get_xdata().tolist()
+        [5.5, 15.5]
+    """
+    curves = [
+        [result["test"]["span_curve"] for result in arm.results if "span_curve" in result["test"]]
+        for arm in arms
+    ]
+    if not any(curves):
+        return None
+    chances = sorted({run.config.task.chance for arm in arms for run in arm.runs})
+    figure = style.make_figure(height=3.7)
+    axes = figure.subplots()
+    for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
+        if members:
+            spans, rows = _in_bins(members)
+            columns = zip(*rows, strict=True)
+            style.draw_mean_and_range(axes, spans, columns, colour=style.colour(index), label=arm.label)
+    for chance in chances:
+        label = f"chance {chance:.3g}"
+        axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=DASHED, label=label)
+    style.finish_axes(axes, x="required memory span (numbers since the reset)", y="test accuracy")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(0, _visible(curves, floor=chances[0] + LEARNED * (1 - chances[0])))
+    style.add_legend(figure, axes.lines)
+    return figure
+
+
+def _in_bins(curves: Sequence[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:
+    # runs of an arm differ in their bins only where the task's seed differs too, and then only far out
+    width = curves[0]["width"]
+    columns = zip(*(curve["accuracy"] for curve in curves), strict=False)
+    present = [i for i, column in enumerate(columns) if None not in column]
+    middles = [width * i + (width + 1) / 2 for i in present]
+    return middles, [[curve["accuracy"][i] for i in present] for curve in curves]
+
+
+def _visible(curves: Sequence[Sequence[dict[str, Any]]], *, floor: float) -> float:
+    longest, learned = 0, 0
+    for curve in (curve for members in curves for curve in members):
+        width = curve["width"]
+        longest = max(longest, width * len(curve["accuracy"]))
+        for i, (accuracy, count) in enumerate(zip(curve["accuracy"], curve["count"], strict=False)):
+            if count >= ENOUGH and accuracy is not None and accuracy > floor:
+                learned = max(learned, width * (i + 1))
+    return min(longest, 1.4 * learned) if learned else longest
+
+
+def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
+    """Draw the score of every arm over the field in which the arms differ, with equal distances.
+
+    Args:
+        arms: the arms, at most one for each value of a field.
+
+    Returns:
+        The picture; None where arms differ in another field too, or in words, or where fewer than three
+        arms have results.
+
+    Example:
+        >>> import dataclasses
+        >>> from pathlib import Path
+        >>> from linrec.lab.report import group_runs
+        >>> from linrec.lab.train import Run, get_recipe
+        >>> config, score = get_recipe("memory-horizon"), {"test": {"accuracy": 0.5}}
+        >>> optims = [dataclasses.replace(config.optim, lr=lr) for lr in (0.01, 0.001, 0.1)]
+        >>> configs = [dataclasses.replace(config, optim=optim) for optim in optims]
+        >>> runs = [Run(Path("a"), config, [], score, {}) for config in configs]
+        >>> axes = draw_score_by_number(group_runs(runs)).axes[0]
+        >>> axes.get_xlabel(), [label.get_text() for label in axes.get_xticklabels()]
+        ('lr', ['0.001', '0.01', '0.1'])
+    """
+    points = []
+    for arm in arms:
+        metric = judged_by(arm.runs[0].config.task)
+        scores = [score for result in arm.results if (score := score_of(metric, result)) is not None]
+        number = next(iter(arm.settings.values()), None)
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            return None
+        finite = [score for score, _ in scores if math.isfinite(score)]
+        if finite:
+            points.append((number, finite, f"{scores[0][1]} {TITLES[metric]}"))
+    if len(points) < FEWEST or any(len(arm.settings) > 1 for arm in arms):
+        return None
+    points.sort(key=lambda point: point[0])
+    places, columns = range(len(points)), [scores for _, scores, _ in points]
+    figure = style.make_figure(height=3.2)
+    axes = figure.subplots()
+    style.draw_mean_and_range(axes, places, columns, colour=style.colour(0), marker="o")
+    style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
+    axes.set_xticks(places, [str(number) for number, _, _ in points])
+    return figure
+
+
+@dataclass(frozen=True, eq=False)
+class Magnitudes:
+    """Magnitudes |a| of all state transitions of a model over one sequence.
+
+    Attributes:
+        layers: one tensor per layer that has transitions, shape (t, channels), in [0, 1].
+        resets: where the sequence has a reset token, shape (t,), bool.
+        numbers: which layers of the model these are, counted from 1; None where they are all of them.
+    """
+
+    layers: tuple[Float[Tensor, "t c"], ...]
+    resets: Bool[Tensor, "t"]
+    numbers: tuple[int, ...] | None = None
+
+    @property
+    def mean(self) -> Float[Tensor, "t"]:
+        """Average over channels, then over layers."""
+        return torch.stack([layer.mean(1) for layer in self.layers]).mean(0)
+
+    @property
+    def at_resets(self) -> float:
+        """Average of `mean` over the steps that are resets; NaN without resets."""
+        return float(self.mean[self.resets].mean())
+
+    @property
+    def elsewhere(self) -> float:
+        """Average of `mean` over all other steps."""
+        return float(self.mean[~self.resets].mean())
+
+
+def transition_magnitudes(
+    model: nn.Module, tokens: Int64[Tensor, "t"], reset_token: int | None
+) -> Magnitudes | None:
+    """Run a model over one sequence and collect |a_n| = exp(log_decay_n) of every layer.
+
+    Args:
+        model: maps tokens (b, t) to (logits, state); its transitions are modules `linrec.nn.Transition`. Its
+            layers are its modules `Block`, where it has any.
+        tokens: the sequence, shape (t,), int64.
+        reset_token: the token to mark; None marks nothing.
+
+    Returns:
+        The magnitudes, constant in time where the transition is; None where the model has no transitions.
+
+    Source: GateLoop (Katsch 2023), figure 5.
+
+    Example:
+        >>> from linrec.models import LanguageModel, ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=2))
+        >>> found = transition_magnitudes(model, torch.tensor([1, 5, 2, 0]), reset_token=5)
+        >>> len(found.layers), found.layers[0].shape, found.resets.tolist()
+        (2, torch.Size([4, 8]), [False, True, False, False])
+    """
+    length = len(tokens)
+    layers: list[Tensor] = []
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    numbers = [
+        n for n, block in enumerate(blocks, start=1) for m in block.modules() if isinstance(m, Transition)
+    ]
+
+    def collect(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor | None]) -> None:
+        magnitude = outputs[0].exp().cpu()
+        # (1, t, h, dk) where data-controlled, (h, dk) where fixed
+        layers.append(magnitude.expand(1, length, *magnitude.shape[-2:]).reshape(length, -1))
+
+    hooks = [m.register_forward_hook(collect) for m in model.modules() if isinstance(m, Transition)]
+    try:
+        with torch.no_grad():
+            model(tokens[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    resets = torch.zeros(length, dtype=torch.bool) if reset_token is None else tokens.cpu() == reset_token
+    return Magnitudes(tuple(layers), resets, tuple(numbers) or None) if layers else None
+
+
+def draw_transitions(magnitudes: Magnitudes) -> Figure:
+    """Draw the magnitudes of every layer over time, and their average over channels and layers below.
+
+    Channels are sorted by their average, largest on top. Resets are marked above and below each layer, where
+    a mark covers no value, and by lines in the average. On the right, the steps around one
+    reset.
+
+    Args:
+        magnitudes: magnitudes of one sequence, from `transition_magnitudes`.
+
+    Source: GateLoop (Katsch 2023), figure 5.
+
+    Example:
+        >>> layers = (torch.rand(20, 4), torch.rand(20, 4))
+        >>> figure = draw_transitions(Magnitudes(layers, torch.arange(20) == 7))
+        >>> figure.axes[0].get_ylabel().split("\\n")
+        ['layer 1', '4 channels']
+    """
+    n_layers, length = len(magnitudes.layers), len(magnitudes.resets)
+    resets = magnitudes.resets.nonzero()[:, 0].tolist()
+    windows = [(0, length)]
+    if resets:
+        middle = _loneliest(resets, length)
+        windows.append((max(0, middle - AROUND), min(length, middle + AROUND + 1)))
+
+    figure = style.make_figure(height=1.3 * n_layers + 1.9)
+    widths = [3.2, 1.0][: len(windows)]
+    panels = figure.subplots(
+        n_layers + 1, len(windows), sharex="col", sharey="row", squeeze=False, width_ratios=widths
+    )
+    for row, layer in zip(panels, magnitudes.layers, strict=False):
+        largest_first = layer.mean(0).argsort(descending=True, stable=True)
+        for axes in row:
+            axes.imshow(
+                layer[:, largest_first].T.numpy(),
+                aspect="auto",
+                interpolation="nearest",
+                cmap="viridis",
+                vmin=0,
+                vmax=1,
+                extent=(-0.5, length - 0.5, layer.shape[1], 0),
+            )
+            _mark_resets(axes, resets)
+    numbers = magnitudes.numbers or range(1, n_layers + 1)
+    for number, layer, axes in zip(numbers, magnitudes.layers, panels[:-1, 0], strict=True):
+        n_channels = layer.shape[1]
+        axes.set_ylabel(f"layer {number}\n{n_channels} channels", fontsize=style.LETTERS)
+        axes.set_yticks([])
+    for axes, (start, end) in zip(panels[-1], windows, strict=True):
+        axes.plot(magnitudes.mean.numpy(), color="black", linewidth=1.0)
+        for reset in resets:
+            axes.axvline(reset, color=RESET, linewidth=0.9, zorder=1.5)
+        axes.set_ylim(0, 1)
+        style.finish_axes(axes, x="step")
+        _mark_resets(axes, resets)
+        # last, because ticks widen the limits
+        axes.set_xlim(start - 0.5, end - 0.5)
+    panels[-1, 0].set_ylabel("average", fontsize=style.LETTERS)
+    bar = figure.colorbar(
+        panels[0, 0].images[0], ax=panels[:-1, :], location="top", shrink=0.6, aspect=40, pad=0.02
+    )
+    bar.set_label("magnitude of the state transition |a|", fontsize=style.LETTERS)
+    bar.ax.tick_params(labelsize=style.LETTERS - 1)
+    return figure
+
+
+def _loneliest(resets: list[int], length: int) -> int:
+    # the reset that is farthest from the next one and from both ends
+    def room(reset: int) -> int:
+        return min(abs(reset - other) for other in (-1, length, *resets) if other != reset)
+
+    return max(resets, key=room)
+
+
+def _mark_resets(axes: Axes, resets: list[int]) -> None:
+    # a reset keeps its mark where the axis has a tick of its own
+    axes.xaxis.remove_overlapping_locs = False
+    axes.set_xticks(resets, minor=True)
+    axes.tick_params(which="minor", axis="x", top=True, bottom=True, color=RESET, length=4, width=1.4)

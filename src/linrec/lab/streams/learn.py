@@ -1,0 +1,357 @@
+"""Learn from a stream without end: `linrec learn`."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from linrec.errors import CheckpointError, ConfigError, InterruptedRunError, RunFolderError
+from linrec.files import append_to, json_line, read_json, reason, write_json, write_text
+from linrec.lab.streams import get, names
+from linrec.lab.streams.base import Stream
+from linrec.lab.streams.given import GivenStream
+from linrec.lab.streams.prequential import Prequential, forgotten, recoveries
+from linrec.lab.tasks import NO_TARGET
+from linrec.lab.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from linrec.lab.train.progress import Interrupt
+from linrec.lab.train.records import provenance
+from linrec.lab.train.run import CONFIG, RESULT, lock_run_folder
+from linrec.learning import Learner, build_learner
+from linrec.models import LanguageModel, SequenceClassifier, SequenceClassifierConfig
+from linrec.rules import at_least
+from linrec.trees import leaves, map_tree
+
+__all__ = ["LearnConfig", "Learning", "learn"]
+
+METRICS = "metrics.jsonl"
+AnyStream: TypeAlias = Stream | GivenStream
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """What `linrec learn` does; all values are plain.
+
+    Args:
+        stream: name of a stream, a file, or "-" for standard input.
+        stream_args: arguments of the stream.
+        follow: wait for more at the end of a file.
+        learner: name of the learner.
+        learner_args: arguments of the learner.
+        mixer: name of the mixer of every block.
+        mixer_args: arguments of the mixer.
+        d_model: width of the model.
+        n_layers: number of blocks.
+        chunk: steps that are learnt at a time.
+        lr: learning rate of Adam.
+        clip_norm: maximum norm of the gradients.
+        rows: number of rows of the stream, each a stream of its own.
+        seed: seed of the stream, and of the model's initial values.
+        window: steps of a point of the curve, and of a record in metrics.jsonl.
+        checkpoint_every: steps between checkpoints.
+    """
+
+    stream: str
+    stream_args: Mapping[str, Any] = field(default_factory=dict)
+    follow: bool = False
+    learner: str = "rtrl"
+    learner_args: Mapping[str, Any] = field(default_factory=dict)
+    mixer: str = "lru"
+    mixer_args: Mapping[str, Any] = field(default_factory=dict)
+    d_model: int = 32
+    n_layers: int = 1
+    chunk: int = 8
+    lr: float = 3e-3
+    clip_norm: float | None = 1.0
+    rows: int = 1
+    seed: int = 0
+    window: int = 1000
+    checkpoint_every: int = 10_000
+
+    def __post_init__(self) -> None:
+        at_least(1, chunk=self.chunk, window=self.window, checkpoint_every=self.checkpoint_every)
+
+    def make_stream(self) -> AnyStream:
+        """Return the stream at its start."""
+        path = None if self.stream == "-" else Path(self.stream)
+        if path is None or (path.is_file() and self.stream not in names()):
+            return GivenStream(path=path, follow=self.follow)
+        try:
+            return get(self.stream)(rows=self.rows, seed=self.seed, **self.stream_args)
+        except TypeError as error:
+            raise ConfigError(f"`stream_args` of {self.stream!r}: {error}.") from error
+
+    def make_model(self, stream: AnyStream) -> SequenceClassifier:
+        """Return a model of the stream with its initial values."""
+        torch.manual_seed(self.seed)
+        return SequenceClassifier(
+            SequenceClassifierConfig(
+                n_outputs=stream.n_outputs,
+                vocab_size=stream.vocab_size,
+                n_features=stream.n_features,
+                d_model=self.d_model,
+                n_layers=self.n_layers,
+                mixer=self.mixer,
+                mixer_args=dict(self.mixer_args),
+                bidirectional=False,
+                pooling="none",
+            )
+        )
+
+
+class Learning:
+    """A stream, a model with its learner, and their scores: all that a run carries from step to step.
+
+    Args:
+        config: what to learn.
+        model: a trained model to go on from; None is a new one.
+        device: where the model lives.
+    """
+
+    def __init__(
+        self, config: LearnConfig, model: nn.Module | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self.config, self.device = config, torch.device(device)
+        self.stream = config.make_stream()
+        self.model = (config.make_model(self.stream) if model is None else model).to(self.device)
+        self._check_model()
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        self.learner: Learner = build_learner(
+            config.learner, self.model, optimizer, clip_norm=config.clip_norm, **config.learner_args
+        )
+        self.scores = Prequential(config.window)
+        self.seconds = 0.0
+        self.first_loss: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the learner has seen."""
+        return self.learner.steps
+
+    def _check_model(self) -> None:
+        """Raise ConfigError unless a trained model takes the stream's inputs and predicts its targets."""
+        assert isinstance(self.model, SequenceClassifier | LanguageModel)
+        of = self.model.config
+        n_outputs = of.vocab_size if of.n_outputs is None else of.n_outputs
+        stream = (self.stream.vocab_size, self.stream.n_features, self.stream.n_outputs)
+        model = (of.vocab_size, getattr(of, "n_features", None), n_outputs)
+        if model != stream:
+            raise ConfigError(
+                "the model must have the stream's (vocab_size, n_features, n_outputs) = "
+                f"{stream}; it has {model}. Start from a model of such a stream, or of bytes."
+            )
+
+    def advance(self, n: int) -> bool:
+        """Learn the next n steps, or fewer at the end of the stream; return whether there were any."""
+        begin = time.perf_counter()
+        piece = self.stream.read(n)
+        if piece is None:
+            return False
+        inputs, targets, reset = (None if x is None else x.to(self.device) for x in piece)
+        assert inputs is not None and targets is not None
+        counts = targets != NO_TARGET
+        if targets.is_floating_point():
+            counts = ~targets.isnan().any(2)
+        weight = None if counts.all() else counts.to(torch.float32)
+        step = self.learner.chunk(inputs, targets, reset, weight)
+        loss = step.loss.float().cpu()
+        self.scores.add(loss, counts.cpu())
+        if self.first_loss is None and counts.any():
+            self.first_loss = float(loss[counts.cpu()].mean())
+        self.seconds += time.perf_counter() - begin
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """Return the scores so far, as JSON values."""
+        scores, regimes = self.scores, self.stream.regimes(self.steps)
+        untrained = math.log(self.stream.n_outputs) if self.stream.vocab_size else self.first_loss or math.nan
+        return {
+            "steps": self.steps,
+            "loss": scores.mean,
+            "fading": scores.fading,
+            "width": scores.width,
+            "curve": scores.curve,
+            "regimes": [list(regime) for regime in regimes],
+            "recoveries": recoveries(scores.curve, scores.width, regimes),
+            "forgotten": forgotten(scores.curve, scores.width, regimes, untrained),
+            "bounds": dict(self.stream.bounds),
+            "memory_bytes": sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.learner.memory)),
+            "microseconds_per_step": self.seconds / max(1, self.steps) * 1e6,
+        }
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all that a run needs to go on."""
+        tensors: dict[str, Tensor] = {}
+        learner = self.learner.state_dict()
+        # named tuples of mixers cannot be rebuilt from a file; their tensors can
+        if learner["memory"] is not None:
+            learner["memory"] = learner["memory"] | {"state": leaves(learner["memory"]["state"])}
+        state = {
+            "learner": learner,
+            "stream": self.stream.state_dict(),
+            "scores": self.scores.state_dict(),
+            "seconds": self.seconds,
+            "first_loss": self.first_loss,
+            "random": torch.get_rng_state(),
+        }
+        return Checkpoint(tensors, {"step": self.steps, "state": _packed(state, tensors)})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on where a run was."""
+        state = _unpacked(checkpoint.about["state"], checkpoint.tensors)
+        learner = state["learner"]
+        if learner["memory"] is not None:
+            kept = iter(learner["memory"]["state"])
+            like = self.learner.first_memory(learner["rows"], self.device)["state"]
+            learner["memory"]["state"] = map_tree(lambda _: next(kept), like)
+        self.learner.load_state_dict(map_tree(lambda tensor: tensor.to(self.device), learner))
+        self.stream.load_state_dict(state["stream"])
+        self.scores.load_state_dict(state["scores"])
+        self.seconds, self.first_loss = state["seconds"], state["first_loss"]
+        torch.set_rng_state(state["random"])
+
+
+def learn(
+    config: LearnConfig,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    resume: bool = False,
+    model: nn.Module | None = None,
+    device: torch.device | str = "cpu",
+    command: str = "",
+    told: Callable[[Learning], None] | None = None,
+) -> dict[str, Any]:
+    """Learn from a stream into a run folder; return the scores, which result.json holds too.
+
+    The folder has config.json, metrics.jsonl with a record per window, and a checkpoint. A run that is killed
+    at any time goes on from its checkpoint, and reaches the same numbers.
+
+    Args:
+        config: what to learn.
+        folder: the run folder; a new one unless `resume`.
+        steps: number of steps in all, up to whole chunks; None goes on until the stream ends, or the run is
+            stopped.
+        resume: whether to go on from the folder's checkpoint.
+        model: a trained model to start from.
+        device: where to compute.
+        command: the command line to record.
+        told: called after each window.
+
+    Raises:
+        RunFolderError: the folder already holds a run, or with `resume` none.
+        InterruptedRunError: the run was stopped, after its checkpoint was written.
+    """
+    learning = Learning(config, model, device)
+    if not resume:
+        if (folder / CONFIG).exists():
+            raise RunFolderError(f"{folder} already holds a run; pass another --out, or --resume {folder}.")
+        folder.mkdir(parents=True, exist_ok=True)
+    with lock_run_folder(folder), Interrupt() as interrupt:
+        if resume:
+            found = load_checkpoint(folder, set_aside=True)
+            if found is None:
+                raise CheckpointError(f"{folder} has no checkpoint; start again with another --out.")
+            learning.restore(found)
+            _cut_metrics(folder / METRICS, learning.steps)
+        else:
+            about = {"command": command, **provenance(torch.device(device))}
+            write_json(folder / CONFIG, about | {"config": dataclasses.asdict(config)})
+            save_checkpoint(folder, learning.checkpoint())
+        with append_to(folder / METRICS) as metrics:
+            while steps is None or learning.steps < steps:
+                before, points = learning.steps, len(learning.scores.curve)
+                # whole chunks, whatever `steps` is: where a run stops changes no update
+                if not learning.advance(config.chunk):
+                    break
+                if len(learning.scores.curve) != points:
+                    metrics.write(json_line(_record(learning)))
+                    metrics.flush()
+                    if told is not None:
+                        told(learning)
+                passed = before // config.checkpoint_every != learning.steps // config.checkpoint_every
+                if passed or interrupt.requested:
+                    save_checkpoint(folder, learning.checkpoint())
+                if interrupt.requested:
+                    raise InterruptedRunError(
+                        f"stopped at step {learning.steps}; continue with `linrec learn --resume {folder}`."
+                    )
+        save_checkpoint(folder, learning.checkpoint())
+        result = learning.result()
+        write_json(folder / RESULT, result)
+    return result
+
+
+def stored_config(folder: Path) -> LearnConfig:
+    """Return the configuration of a run of `linrec learn`.
+
+    Raises:
+        RunFolderError: the folder is not such a run.
+    """
+    try:
+        stored = read_json(folder / CONFIG)["config"]
+        return LearnConfig(**stored)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(f"{folder} is no run of `linrec learn`: {reason(error)}.") from error
+
+
+def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier:
+    """Return the model of a run of `linrec learn` as its newest checkpoint has it.
+
+    Raises:
+        RunFolderError: there is no checkpoint.
+        CheckpointError: no checkpoint is usable.
+    """
+    found = load_checkpoint(folder)
+    if found is None:
+        raise RunFolderError(f"{folder} has no checkpoint.")
+    model = config.make_model(config.make_stream())
+    model.load_state_dict(_unpacked(found.about["state"], found.tensors)["learner"]["model"])
+    return model
+
+
+def _record(learning: Learning) -> dict[str, Any]:
+    return {
+        "step": learning.steps,
+        "loss": learning.scores.curve[-1],
+        "fading": learning.scores.fading,
+        "seconds": round(learning.seconds, 3),
+    }
+
+
+def _cut_metrics(path: Path, step: int) -> None:
+    """Drop the records after a step, of a run that went on after its last checkpoint."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    write_text(path, "".join(kept))
+
+
+def _packed(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a tree as JSON values, and move its tensors to a dict by number."""
+    if isinstance(tree, Tensor) or hasattr(tree, "__array__"):
+        name = f"tensor.{len(tensors)}"
+        tensors[name] = torch.as_tensor(tree)
+        return {"tensor": name, "array": not isinstance(tree, Tensor)}
+    if isinstance(tree, Mapping):
+        return {"items": [[_packed(key, tensors), _packed(value, tensors)] for key, value in tree.items()]}
+    if isinstance(tree, (tuple, list)):
+        return {"tuple": isinstance(tree, tuple), "list": [_packed(part, tensors) for part in tree]}
+    return tree
+
+
+def _unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the tree that `_packed` made JSON of."""
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]].numpy() if tree["array"] else tensors[tree["tensor"]]
+    if "items" in tree:
+        return {_unpacked(key, tensors): _unpacked(value, tensors) for key, value in tree["items"]}
+    parts = [_unpacked(part, tensors) for part in tree["list"]]
+    return tuple(parts) if tree["tuple"] else parts

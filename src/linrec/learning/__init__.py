@@ -1,0 +1,79 @@
+"""Learning online: gradients of a stream in memory that does not grow with time.
+
+learner = build_learner("rtrl", model, optimizer)
+for inputs, targets in stream:
+    step = learner.step(inputs, targets)
+"""
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from linrec.errors import unknown
+from linrec.learning.learner import Learner, Learnt, Step, step_losses
+from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
+from linrec.learning.windows import BPTT, TBPTT
+
+__all__ = [
+    "BPTT",
+    "LSTM1997",
+    "RTRL",
+    "TBPTT",
+    "DenseRTRL",
+    "FocusedBackpropagation",
+    "Learner",
+    "Learnt",
+    "OnlineLRU",
+    "Step",
+    "build_learner",
+    "get",
+    "names",
+    "step_losses",
+]
+
+_LEARNERS: dict[str, type[Learner]] = {
+    learner.name: learner
+    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997)
+}
+
+
+def names() -> list[str]:
+    """Return the names of all learners.
+
+    Example:
+        >>> names()[:3]
+        ['bptt', 'tbptt', 'rtrl']
+    """
+    return [*_LEARNERS]
+
+
+def get(name: str) -> type[Learner]:
+    """Return the class of a learner; raise ValueError with the nearest name for an unknown one."""
+    if name not in _LEARNERS:
+        raise unknown("learner", name, names())
+    return _LEARNERS[name]
+
+
+def build_learner(name: str, model: nn.Module, optimizer: Optimizer | None = None, **options: Any) -> Learner:
+    """Return a learner of a model.
+
+    Args:
+        name: one of `names()`.
+        model: a causal model with a state of fixed size; see `Learner`.
+        optimizer: an optimiser of its parameters, or None to compute gradients only.
+        options: keyword arguments of the learner's class.
+
+    Raises:
+        ValueError: an unknown name or option, or a model that the learner cannot train; the message names the
+            layer.
+
+    Example:
+        >>> import torch
+        >>> from linrec import mixers
+        >>> model = mixers.build("min_gru", 4)
+        >>> learner = build_learner("rtrl", model, torch.optim.Adam(model.parameters()))
+        >>> learner.chunk(torch.ones(1, 6, 4), torch.ones(1, 6, 4)).updated
+        True
+    """
+    return get(name)(model, optimizer, **options)

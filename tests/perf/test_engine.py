@@ -1,0 +1,373 @@
+"""The engine once: times and memory, checks, peers, ratios, selection of rows, profiles by kind of kernel."""
+
+import dataclasses
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from linrec.ops import gate_loop
+from perf import cells, engine, lines, loops, loss, matrix, nonlinear, ops, table
+from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation, RefusedError, Row
+from perf.kernels import KINDS, Kernel, kind_of, summary
+from perf.operations import OPERATIONS, case_of, make
+from perf.timing import Bench, Budget, Timing, UnsuitedError, Windows, why
+
+CPU = Bench(torch.device("cpu"), Budget(0, 0), Windows(1, 0.0))
+
+
+def row(operation="scan", dtype="f32", size=(2, 48, 4), targets=(50, 80)):
+    return Row(operation, size, dtype, targets)
+
+
+def timing(ms):
+    return Timing(ms, ms, ms)
+
+
+def test_timing_orders_its_percentiles():
+    found = dataclasses.replace(CPU, budget=Budget(0, 1)).measure(lambda: None)
+    assert 0 <= found.p20 <= found.median <= found.p80
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_replayed_call_runs_once_to_compile_and_once_to_capture():
+    x, calls = torch.zeros(1, device="cuda"), []
+
+    def call():
+        calls.append(x.add_(1))
+
+    bench = Bench(x.device, Budget(1, 1))
+    bench.measure(call, replayed=True)
+    assert len(calls) == 2 and x > 2
+    # a call that cannot be captured is timed as it is
+    calls.clear()
+    bench.measure(lambda: calls.append(x.item()), replayed=True)
+    assert len(calls) > 2
+
+
+def test_a_long_step_is_timed_once(monkeypatch):
+    calls, settled = [], []
+    monkeypatch.setattr(Bench, "time_once", lambda self, call: 2000.0 if call() is None else 0.0)
+    found = CPU.steps(
+        lambda: calls.append(1), warm=3, settle=lambda: settled.append(len(calls)), longest_ms=1000.0
+    )
+    # the first step, three more, and the timed one
+    assert len(calls) == 5 and settled == [1]
+    assert dataclasses.astuple(found.rate) == (0.5, 0.5, 0.5, 1)
+    assert found.held_bytes is found.peak_bytes is None
+
+
+def test_memory_is_found_behind_the_errors_that_hide_it(capsys):
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        except torch.OutOfMemoryError:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+    except RuntimeError as error:
+        assert why(error) == "out of memory"
+    assert why(RuntimeError("Triton Error [CUDA]: out of memory")) == "out of memory"
+    assert why(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")) == "out of memory"
+    assert why(UnsuitedError("has no scan")) == "has no scan"
+    assert capsys.readouterr().err == ""
+    assert why(RuntimeError("out of resource: memory\nand more")) == "RuntimeError: out of resource: memory"
+    assert "out of resource" in capsys.readouterr().err
+    assert len(why(ValueError("long " * 100))) <= 120
+
+
+def test_percentages_and_targets_follow_from_bytes_time_and_rate(monkeypatch):
+    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
+    bench = dataclasses.replace(CPU, copy=4e6)
+    # 384 floats: 4,608 and 12,288 bytes in 2 ms, of 8,000 bytes
+    forward, both = ops.measure_row(bench, row(), ())["passes"].values()
+    assert forward["bytes"] == 4608 and forward["percent"] == pytest.approx(57.6) and forward["met"]
+    assert both["bytes"] == 12288 and both["percent"] == pytest.approx(153.6) and both["met"]
+    slow = dataclasses.replace(CPU, copy=8e6)
+    slower = ops.measure_row(slow, row(), ())["passes"][FORWARD]
+    assert not slower["met"] and slower["rate"] == 8e6
+    assert ops.measure_row(slow, row(targets=(None, None)), ())["passes"][FORWARD]["met"] is None
+
+
+@pytest.mark.parametrize("part", [1, 1.01])
+def test_the_yardstick_of_the_cpu_moves_as_many_bytes(part):
+    entry = engine.beside_yardstick(CPU, lambda: None, int(1200 * part), torch.float32)
+    assert entry["ms"] == entry["called_ms"] and entry["rate"] > 0
+    expected = 100 * entry["bytes"] / (entry["ms"]["median"] * 1e-3) / entry["rate"]
+    assert entry["percent"] == pytest.approx(expected)
+
+
+def test_the_yardstick_of_cuda_is_a_copy(monkeypatch):
+    monkeypatch.setattr(Bench, "on_cuda", True)
+    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
+    bench, fields = ops.with_yardstick(CPU, quick=True)
+    # a MiB is read and written in 2 ms
+    assert bench.copy == fields["copy_rate"] == 2**21 / 2e-3 and fields["yardstick"] == "a copy on the device"
+
+
+def test_peers_that_cannot_are_listed_with_the_reason():
+    def raises(operation, inputs, dy):
+        raise RuntimeError("needs CUDA\nTraceback ...")
+
+    def unsuited(operation, inputs, dy):
+        raise UnsuitedError("has no scan")
+
+    def other(operation, inputs, dy):
+        return Calls({FORWARD: lambda: None, BOTH: lambda: None}, lambda: (2 * inputs[1],))
+
+    def half(operation, inputs, dy):
+        run = OPERATIONS[operation].run
+        return Calls({FORWARD: lambda: None, BOTH: lambda: 1 / 0}, lambda: (run(*inputs),))
+
+    peers = [
+        Implementation("absent", "", "a_module_that_is_not_there", raises),
+        Implementation("raises", "", "torch", raises),
+        Implementation("unsuited", "", "torch", unsuited),
+        Implementation("other", "", "torch", other),
+        Implementation("different", "", "torch", other, same=False),
+        Implementation("half", "", "torch", half),
+    ]
+    passes = engine.measure_case(CPU, case_of("scan", *make(row(), CPU.device)), peers, memory=True)["passes"]
+    forward, both = (passes[name]["peers"] for name in PASSES)
+    assert forward["absent"] == {"missing": "not installed"}
+    assert forward["raises"] == {"missing": "RuntimeError: needs CUDA"}
+    assert forward["unsuited"] == {"missing": "has no scan"}
+    assert forward["other"]["off"] > 0.05 and "ms" in forward["other"] and "off" not in forward["half"]
+    assert "off" not in forward["different"]
+    assert forward["half"]["ratio"] == passes[FORWARD]["ms"]["median"] / forward["half"]["ms"]["median"]
+    assert both["half"] == {"missing": "ZeroDivisionError: division by zero"}
+
+
+def test_an_output_that_is_no_number_differs_from_everything():
+    assert engine.difference(torch.tensor([1.0, torch.nan]), torch.ones(2)) == float("inf")
+
+
+def test_ratios_to_a_baseline():
+    def entry(ms, called=None):
+        found = {"ms": {"median": ms}}
+        return found if called is None else found | {"called_ms": {"median": called}}
+
+    entries = {
+        "loop": {FORWARD: entry(6, 8), BOTH: {"missing": "over 1,000 steps"}},
+        "fused": {FORWARD: entry(2, 1), BOTH: entry(3)},
+    }
+    forward, both = engine.by_pass(entries, "loop").values()
+    assert (forward["fused"]["ratio"], forward["fused"]["called_ratio"]) == (3, 8)
+    assert forward["loop"]["ratio"] == 1 and "ratio" not in both["fused"]
+
+
+def test_a_failing_operation_is_not_timed(monkeypatch):
+    def broken(*rest, **named):
+        raise RuntimeError("no such kernel\nand much more")
+
+    monkeypatch.setattr("perf.operations.scan", broken)
+    result = ops.measure_row(CPU, row(), ())
+    assert result["error"] == "failed, so not timed: RuntimeError: no such kernel" and "passes" not in result
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments", "told"),
+    [
+        (loops, "slstm_steps", ["loops"], "b2-d4-f32: loop: wrong, so not timed: h: "),
+        (nonlinear, "nonlinear_scan", ["nonlinear"], "lem-n4-t20: loop: wrong, so not timed: h: "),
+        (loss, "linear_cross_entropy", ["loss"], "12x8x20: linrec: wrong, so not timed: loss: "),
+        (matrix, "delta_rule", ["matrix"], "delta-f32-2x70x2x8: wrong, so not timed: y: "),
+        (ops, None, ["ops"], "scan-f32-2x64x16: wrong, so not timed: y: "),
+    ],
+)
+def test_wrong_results_are_not_timed_and_the_rest_goes_on(module, name, arguments, told, monkeypatch, run):
+    def wrong(*given, **options):
+        found = right(*given, **options)
+        first = found[0]
+        return (first if first.dtype == torch.float64 else 1.01 * first, *found[1:])
+
+    if name is None:
+        module, name = __import__("perf.operations", fromlist=["scan"]), "scan"
+    right = getattr(module, name)
+    monkeypatch.setattr(module, name, wrong)
+    status, results, printed = run(*arguments)
+    assert status == 1 and told in " ".join(printed.split())
+    entries = [record for record in results["rows"] if "error" not in record]
+    assert all("passes" in record for record in entries)
+    assert bool(entries) == (arguments[0] in ("matrix", "ops"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_names_of_rows_are_unique_and_select_them(device):
+    of_heads = matrix.head_rows()
+    for rows in (
+        ops.rows_of(device),
+        matrix.rows_of(device),
+        matrix.step_rows_of(device),
+        of_heads,
+        loops.loop_rows_of(device),
+        nonlinear.nonlinear_rows_of(device),
+        loss.ROWS,
+        cells.cell_rows_of(["lem", "unicornn"], (), device),
+    ):
+        found = engine.by_name(rows)
+        assert len(found) == len(rows)
+        assert engine.selected([], found) == found
+        assert list(engine.selected([rows[-1].name], found)) == [rows[-1].name]
+    with pytest.raises(RefusedError, match="did you mean"):
+        engine.selected([of_heads[0].name + "0"], engine.by_name(of_heads))
+
+
+def test_rows_of_a_gpu():
+    taken = {row.name: row for row in loops.loop_rows_of("cuda")}
+    assert len(taken) == 12 and taken["b16-d256-bf16"].size == 256
+    rows = {row.name: row for row in nonlinear.nonlinear_rows_of("cuda")}
+    assert len(rows) == 18 and rows["lem-n512-t100000"].batch == 1
+    methods = {
+        name: [method for method in nonlinear.METHODS if nonlinear.left_out(rows[name], method) is None]
+        for name in ("lem-n16-t1000", "lem-n64-t1000", "tanh-n64-t10000")
+    }
+    assert methods == {
+        "lem-n16-t1000": ["loop", "adjoint", "newton", "quasi_newton", "damped"],
+        "lem-n64-t1000": ["loop", "adjoint", "quasi_newton", "damped"],
+        "tanh-n64-t10000": ["adjoint", "newton", "quasi_newton", "damped"],
+    }
+    of_cells = {row.name: row for row in cells.cell_rows_of(["lem", "unicornn"], (), "cuda")}
+    shapes = {(row.time, row.batch, row.size) for row in of_cells.values()}
+    assert len(of_cells) == 18 and shapes == {(1000, 50, 128), (4000, 50, 128), (17_984, 8, 128)}
+    eager = {(row.model, row.gradient) for row in of_cells.values() if not row.compiled}
+    assert eager == {("unicornn", "adjoint"), ("unicornn", "reversible")}
+
+
+def test_the_table_of_operators_fits_80_columns():
+    ratio = {"ms": dataclasses.asdict(timing(1.0)), "ratio": 0.01234}
+    peers = {peer.name: ratio for peer in ops.PEERS}
+    peers |= {"fla": ratio | {"off": 0.0849}, "jax": {"missing": "RuntimeError: " + "why " * 20}}
+    ms = dataclasses.asdict(Timing(0.05623, 0.05619, 0.05768))
+    entry = {"ms": ms, "called_ms": ms, "percent": 100.4, "target": 100, "met": True, "peers": peers}
+    number = {"about": "what it is " * 8, "value": 12.345, "unit": "x", "target": 2.0, "met": False}
+    rows = ops.rows_of("cuda")
+    measured = [{"name": row.name, "passes": dict.fromkeys(PASSES, entry)} for row in rows]
+    measured[-1] = {"name": rows[-1].name, "error": "wrong, so not timed: " + "because " * 20}
+    numbers = [{"name": name, **number} for name in lines.CUDA_LINES]
+    text = io.StringIO()
+    yardstick = "torch.add(x, y, out=z)"
+    ops.show(Console(file=text, width=80), {"yardstick": yardstick, "rows": measured, "lines": numbers})
+    shown = text.getvalue()
+    # no line is too long, no cell is cut short
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    assert all(row.name in shown for row in rows)
+    assert "fla: outputs differ from linrec's by up to 8% of the largest" in shown
+    assert "0.0562" in shown and "0.0562-0.0577" in shown and "0.0123" in shown and "12.3 x" in shown
+
+
+def test_reasons_are_shown_once_with_their_share():
+    first = {"fla": {"missing": "runs on CUDA alone"}, "jax": {"missing": "has no conv"}}
+    second = {"fla": {"missing": "runs on CUDA alone"}, "jax": {"ms": {}, "ratio": 1.0}}
+    text = io.StringIO()
+    table.show_missing(Console(file=text, width=80), [{"peers": first}, {"peers": second}])
+    assert text.getvalue() == "fla: runs on CUDA alone\njax: has no conv (1 of 2)\n"
+
+
+def test_a_step_is_measured_with_both_backends(monkeypatch):
+    called = []
+
+    def spied(*xs, **options):
+        called.append(options["backend"])
+        return gate_loop(*xs, **options)
+
+    monkeypatch.setattr(lines, "gate_loop", spied)
+    result = lines.measure_line(CPU, "step", quick=True)
+    ratio = result["kernels_ms"]["median"] / result["torch_ms"]["median"]
+    assert result["value"] == pytest.approx(ratio) and result["met"] == (ratio <= 1 / 3)
+    # the calls of the second half, one for each block and step
+    assert called and set(called) == {"torch"} and len(called) % 4 == 0
+
+
+def test_peaks_are_compared_with_the_bytes_that_are_needed(monkeypatch):
+    # the memory of a CPU is not counted
+    result = lines.measure_line(CPU, "memory-f32", quick=True)
+    assert (
+        result["error"] == "failed: RuntimeError: the memory of cpu is not counted" and "value" not in result
+    )
+    # beside the five inputs and dy of 2,048 floats: y and five gradients
+    monkeypatch.setattr(Bench, "peak_of", lambda self, call: 6 * 2048 * 4)
+    found = lines.measure_line(CPU, "memory-f32", quick=True)
+    assert found["value"] == 1 and found["met"] and found["needed_bytes"] == 12 * 2048 * 4
+    ratios = lines.measure_line(CPU, "memory-conv", quick=True)["rows"]
+    # K of 16 x 64 in float32, and u of 2,048 numbers
+    assert ratios["conv-f32-2x64x16"] == 6 * 2048 / (1024 + 2048)
+
+
+def test_the_first_call_of_a_process_is_timed():
+    assert lines.first_call(CPU, "scan") > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    {
+        "recurrence": "forward backward backward_0d1d2d3 chunk_states gate_gradients short_conv",
+        "matrix products": """
+            nvjet_hsh_192x192_64x3_2x1_v_bz_coopB_TNN nvjet_tst_128x64_64x8_1x2_h_bz_splitK_TNT
+            sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64 row_products
+            sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma
+            void~cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nt_align1> triton_tem_fused_mm_t_4
+            void~cublasLt::splitKreduce_kernel<32,~16,~int,~float,~__nv_bfloat16>
+            void~gemmk1_kernel<int,~float,~256,~5,~false>""",
+        "attention": """
+            triton_tem_fused_flex_attention_0
+            void~pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64,~128>>
+            cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7_64x128x64
+            fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)""",
+        "loss": """
+            triton_red_fused__to_copy_exp_max_sub_sum_12 triton_red_fused_argmax_view_6
+            triton_poi_fused__to_copy_arange_clamp_div_eq_exp_gather_ne_scalar_tensor_select_17
+            triton_red_fused__log_softmax_nll_loss_forward_5
+            triton_red_fused__to_copy_arange_cat_clamp_div_eq_exp_max_ne_scalar_tensor_select_2
+            void~at::native::(anonymous~namespace)::cunn_SoftMaxForward<4,~float,~float,~float>
+            void~at::native::(anonymous~namespace)::nll_loss_forward_reduce_cuda_kernel_2d<float>""",
+        # the first prepares attention's arguments; then HGRN's lower bounds, and a complex number
+        "elementwise and norms": """
+            triton_poi_fused__scaled_dot_product_flash_attention_transpose_3
+            triton_poi_fused__softmax_add_cos_mul_neg_rsub_select_sigmoid_sin_6
+            triton_poi_fused_add_expand_mul_view_as_complex_11 triton_poi_fused_log_sigmoid_forward_view_3
+            triton_per_fused__to_copy_native_layer_norm_native_layer_norm_backward_9
+            triton_poi_fused_abs_add_clamp_div_exp_gate_loop_chunkwise_triton_14
+            vectorized_layer_norm_backward_kernel
+            void~at::native::vectorized_elementwise_kernel<4,~at::native::FillFunctor<float>>
+            void~at::native::reduce_kernel<512,~1,~at::native::ReduceOp<float>>""",
+        "optimiser": """
+            void~at::native::(anonymous~namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float,~4>>
+            void~at::native::multi_tensor_apply_kernel<TensorListMetadata<1>,~LpNormFunctor<float>>
+            triton_for_fused_2""",
+        "copies": "Memcpy~DtoD~(Device~->~Device) Memset~(Device)",
+        "rest": """
+            void~at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy900,~false,~long>
+            compute_grad_weight""",
+    }.items(),
+)
+def test_kernels_are_told_apart_by_their_names(kind, names):
+    assert kind in KINDS
+    assert {name: kind_of(name.replace("~", " ")) for name in names.split()} == dict.fromkeys(
+        names.split(), kind
+    )
+
+
+def test_a_profile_is_summed_up():
+    kernels = [
+        Kernel("nvjet_a", 250, 350),
+        Kernel("forward", 100, 200),
+        # side by side with the last product
+        Kernel("forward", 300, 400),
+        Kernel("Memset (Device)", 475, 500),
+    ]
+    found = summary(kernels, steps=2)
+    assert found["step_ms"] == 0.2
+    # 50 before the first product and 75 behind the last recurrence
+    assert found["idle"] == pytest.approx(125 / 400)
+    assert found["kinds"]["recurrence"] == {"ms": pytest.approx(0.1), "share": 0.5}
+    assert found["kinds"]["matrix products"] == {"ms": pytest.approx(0.05), "share": 0.25}
+    assert found["kinds"]["loss"] == {"ms": 0, "share": 0} and set(found["kinds"]) == set(KINDS)
+    assert [(k["name"], k["kind"], k["calls"]) for k in found["kernels"]] == [
+        ("forward", "recurrence", 1.0),
+        ("nvjet_a", "matrix products", 0.5),
+        ("Memset (Device)", "copies", 0.5),
+    ]
+    assert len(summary([Kernel(f"nvjet_{n}", n, n + 1) for n in range(40)], 1)["kernels"]) == 25
+    with pytest.raises(ValueError, match="`runs`"):
+        summary([], 1)

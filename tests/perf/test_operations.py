@@ -1,0 +1,285 @@
+"""Inputs, checks and bytes of the operators: `ops`, `matrix` and `steps`."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from linrec.ops import gate_loop
+from perf import engine, matrix
+from perf.engine import BOTH, FORWARD, Calls, Implementation, Row
+from perf.matrix import ASKED, check_step, limits_of, make_step, measure_step
+from perf.operations import OPERATIONS, check, make
+from perf.peers import PEERS
+from perf.timing import Bench, Budget, Timing, UnsuitedError
+from tests.tiers import thorough, tiered
+
+CPU = torch.device("cpu")
+BENCH = Bench(CPU, Budget(0, 0))
+KINDS = [(name, dtype) for name in OPERATIONS for dtype in ("f32", "bf16")] + [("scan", "c64")]
+
+
+def inputs_of(operation, dtype="f32", size=(2, 48, 4)):
+    return make(Row(operation, size, dtype), CPU)
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "forward", "both"),
+    [
+        ("scan", "f32", 3 * 4, 8 * 4),
+        ("scan", "bf16", 3 * 2, 8 * 2),
+        ("scan", "c64", 3 * 8, 8 * 8),
+        ("gate_loop", "f32", 6 * 4, 17 * 4),
+        ("gate_loop", "bf16", 6 * 2, 17 * 2),
+        ("selective", "bf16", 3 * 2, 8 * 2),
+        # u of (2, 48, 4) in bfloat16, and K of (4, 48) in float32
+        ("conv", "bf16", 2 * 2 + 4 / 2, 5 * 2 + 3 * 4 / 2),
+    ],
+)
+def test_fewest_bytes_per_element(operation, dtype, forward, both):
+    elements = 2 * 48 * 4
+    expected = {FORWARD: elements * forward, BOTH: elements * both}
+    assert OPERATIONS[operation].fewest_bytes(inputs_of(operation, dtype)[0]) == expected
+
+
+@pytest.mark.parametrize(("operation", "dtype"), KINDS)
+# windows of 4, of 256 and of one step
+@pytest.mark.parametrize("time", [52, 512, 33])
+def test_right_operations_pass_the_check(operation, dtype, time):
+    check(operation, *inputs_of(operation, dtype, (3, time, 20)))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("step", [0, 255, 256, 511])
+def test_one_wrong_output_is_found(operation, step):
+    def wrong(*xs):
+        y = OPERATIONS[operation].run(*xs).clone()
+        y.data[-1, step, -1] += 0.05
+        return y
+
+    with pytest.raises(AssertionError, match="y"):
+        check(operation, *inputs_of(operation, size=(2, 512, 4)), wrong)
+
+
+@pytest.mark.parametrize("operation", tiered(["selective", "conv"], ["scan", "gate_loop"]))
+def test_a_wrong_gradient_is_found(operation):
+    inputs, dy = inputs_of(operation, size=(2, 512, 4))
+    for number, x in enumerate(inputs):
+        factor = torch.ones_like(x)
+        factor.flatten()[-1] = 1.1
+
+        def wrong(*xs, number=number, factor=factor):
+            # the output stays, the last gradient of one input is too large
+            scaled = xs[number] * factor
+            changed = scaled + (xs[number] - scaled).detach()
+            return OPERATIONS[operation].run(*xs[:number], changed, *xs[number + 1 :])
+
+        with pytest.raises(AssertionError, match=f"gradient of input {number + 1}"):
+            check(operation, inputs, dy, wrong)
+
+
+def test_decays_are_realistic_in_every_dtype():
+    for dtype in ("f32", "bf16", "c64"):
+        magnitude = inputs_of("scan", dtype, (4, 100, 30))[0][0].abs().float()
+        assert magnitude.min() > 0.89 and magnitude.max() < 1
+
+
+@pytest.mark.parametrize(("operation", "dtype"), [("scan", "f32"), ("scan", "c64"), ("gate_loop", "f32")])
+def test_peers_on_the_cpu_compute_the_same(operation, dtype):
+    inputs, dy = inputs_of(operation, dtype)
+    y = OPERATIONS[operation].run(*inputs)
+    for peer in PEERS[:2]:
+        calls = peer.prepare(operation, inputs, dy)
+        torch.testing.assert_close(calls.outputs()[0], y, rtol=1e-4, atol=1e-4)
+        assert [gradient.shape for gradient in calls.passes[BOTH]()] == [x.shape for x in inputs]
+
+
+def test_the_transforms_of_torch_compute_the_convolution():
+    inputs, dy = inputs_of("conv")
+    (fft,) = (peer for peer in PEERS if peer.name == "fft")
+    y = OPERATIONS["conv"].run(*inputs)
+    torch.testing.assert_close(fft.prepare("conv", inputs, dy).outputs()[0], y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_peers_refuse_operations_that_they_lack(peer):
+    lacking = "scan" if peer.name in ("mamba", "fft", "flash") else "conv"
+    if peer.name == "torch":
+        pytest.skip("has all operations")
+    with pytest.raises(UnsuitedError, match=f"has no {lacking}"):
+        peer.prepare(lacking, *inputs_of(lacking))
+
+
+SIZE = (2, 9, 3, 4)
+ONE = (2, 1, 3, 4)
+
+
+def test_limits_of_a_row():
+    forward, both = limits_of(Row("channel", (1, 10, 2, 4, 8), "bf16")).values()
+    # q and k of 4 channels, v and y of 8 in bfloat16, and log decays of 4 in float32
+    assert forward == (20 * (8 + 8 + 16 + 16 + 16), 20 * (4 * 4 * 8 + 64 * 12))
+    # q, k, v, log decays and dy are read, and four gradients written
+    assert both == (forward[0] + 20 * (8 + 8 + 16 + 16 + 16 + 8 + 8 + 16 + 16), 3 * forward[1])
+
+
+def test_shares_of_the_limits(run):
+    _, results, _ = run("matrix", "--heads", "--rows", "channel-bf16-1x70x1x16x32")
+    (found,) = results["rows"]
+    made = Row("channel", (1, 70, 1, 16, 32), "bf16")
+    for name, (n_bytes, products) in limits_of(made).items():
+        entry = found["passes"][name]
+        least = max(n_bytes / results["copy_rate"], products / results["matmul_rate"])
+        assert entry["share"] == pytest.approx(least / entry["ms"]["median"] * 1e3)
+
+
+@pytest.mark.parametrize("operation", ASKED)
+def test_a_wrong_matrix_operator_is_found(operation, monkeypatch):
+    row = Row(operation, SIZE, "f32")
+    inputs, dy = matrix.make(row, CPU)
+    matrix.check(row, inputs, dy)
+    name = "delta_rule" if "delta" in operation else "gate_loop"
+    right = getattr(matrix, name)
+
+    def wrong(q, *rest, **options):
+        # the comparison is in double precision
+        return right(q * (1.0 if q.dtype == torch.float64 else 1.01), *rest, **options)
+
+    monkeypatch.setattr(matrix, name, wrong)
+    with pytest.raises(AssertionError, match=r"^y: "):
+        matrix.check(row, inputs, dy)
+
+
+def test_ratios_are_compared_with_the_asked_ones(monkeypatch):
+    times = iter([2.0, 9.0, 8.0, 3.0])
+    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: Timing(*3 * (next(times),)))
+    attention = [peer for peer in matrix.MATRIX_PEERS if peer.name == "attention"]
+    passes = matrix.measure_row(BENCH, Row("head", SIZE, "f32"), attention)["passes"]
+    forward, both = (passes[name]["peers"]["attention"] for name in (FORWARD, BOTH))
+    assert (forward["ratio"], forward["asked"], forward["met"]) == (0.25, 1.0, True)
+    assert (both["ratio"], both["asked"], both["met"]) == (3.0, 1.0, False)
+
+
+def test_peers_of_matrix_operators_compute_the_same():
+    for operation in ASKED:
+        row = Row(operation, SIZE, "f32")
+        passes = matrix.measure_row(BENCH, row, matrix.MATRIX_PEERS)["passes"]
+        for entry in passes.values():
+            assert "off" not in entry["peers"]["torch"] and "off" not in entry["peers"]["reference"]
+            reason = entry["peers"]["fla"]["missing"]
+            assert reason in ("not installed", "runs on CUDA alone")
+
+
+@pytest.mark.parametrize("kind", ["chunk", "fused_recurrent"])
+@pytest.mark.parametrize("operation", ASKED)
+def test_arguments_of_flash_linear_attention(operation, kind, monkeypatch):
+    given = []
+
+    class Fla:
+        def __getattr__(self, name):
+            return lambda *tensors, **named: given.append((name, tensors, named))
+
+    class OnCuda(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(
+        "importlib.import_module", lambda name: Fla() if name.startswith("fla.ops.") else 1 / 0
+    )
+    inputs = [x.as_subclass(OnCuda) for x in matrix.make(Row(operation, ONE, "f32"), CPU)[0]]
+    matrix._fla(kind, operation, inputs)(*inputs)
+    ((name, tensors, named),) = given
+    names = {"linear": "linear_attn", "head": "simple_gla", "channel": "gla"}
+    assert name == f"{kind}_{names.get(operation, f'{operation}_rule')}"
+    assert len(tensors) == 3 and named.pop("scale") == 1.0 and named.pop("normalize", False) is False
+    gate = "gk" if (operation, kind) == ("channel", "fused_recurrent") else "g"
+    expected = {"head": [gate], "channel": [gate], "delta": ["beta"], "gated_delta": ["beta", "g"]}
+    assert list(named) == expected.get(operation, [])
+    assert all(found is mine for found, mine in zip(named.values(), inputs[3:], strict=True))
+
+
+@pytest.mark.parametrize("operation", ASKED)
+@pytest.mark.parametrize("part", ["y", "state"])
+def test_one_wrong_number_of_a_step_is_found(operation, part, monkeypatch):
+    row = Row(operation, ONE, "f32")
+    check_step(row, *make_step(row, CPU))
+    name = "delta_rule" if "delta" in operation else "gate_loop"
+    right = getattr(matrix, name)
+
+    def wrong(q, *rest, **options):
+        found = dict(zip(("y", "state"), right(q, *rest, **options), strict=True))
+        # the comparison is in double precision
+        if q.dtype != torch.float64:
+            found[part] = found[part].clone()
+            # in the middle of the batch, heads and channels
+            found[part].flatten()[found[part].numel() // 2] += 0.01
+        return found["y"], found["state"]
+
+    monkeypatch.setattr(matrix, name, wrong)
+    result = measure_step(BENCH, row, ())
+    assert result["error"].startswith(f"wrong, so not timed: {part}: ") and "ms" not in result
+
+
+def test_a_wrong_state_of_half_precision_inputs_is_found(monkeypatch):
+    row = Row("head", ONE, "bf16")
+    inputs, state = make_step(row, CPU)
+    check_step(row, inputs, state)
+    right = matrix.gate_loop
+
+    def rounded(q, *rest, **options):
+        y, state = right(q, *rest, **options)
+        return y, state.bfloat16().to(state.dtype) if q.dtype == torch.bfloat16 else state
+
+    # a state is float32 for inputs of every dtype
+    monkeypatch.setattr(matrix, "gate_loop", rounded)
+    with pytest.raises(AssertionError, match=r"^state: "):
+        check_step(row, inputs, state)
+
+
+@pytest.mark.parametrize(
+    ("operation", "numbers", "singles"),
+    # beside q, k, v and y: strengths in the dtype of q, decays in float32
+    [("linear", 0, 0), ("head", 0, 6), ("channel", 0, 24), ("delta", 6, 0), ("gated_delta", 6, 6)],
+)
+def test_fewest_bytes_of_a_step(operation, numbers, singles):
+    inputs, state = make_step(Row(operation, ONE, "bf16"), CPU)
+    expected = 2 * (4 * 24 + numbers) + 4 * (singles + 2 * 96)
+    assert matrix.fewest_bytes(inputs, inputs[2], state) == expected
+
+
+def test_percentages_and_ratios_of_a_step_follow_from_the_times(monkeypatch):
+    times = iter([2.0, 5.0, 8.0])
+    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: Timing(*3 * (next(times),)))
+    bench = dataclasses.replace(BENCH, copy=1e6)
+    result = measure_step(bench, Row("linear", ONE, "f32"), matrix.STEP_PEERS[:1])
+    # 4 * 24 and 2 * 96 floats in 2 ms, of 2,000 bytes
+    assert result["bytes"] == 1152 and result["percent"] == pytest.approx(57.6)
+    assert result["called_ms"]["median"] == 5.0 and result["peers"]["torch"]["ratio"] == 0.25
+
+
+def test_peers_of_a_step_are_compared_without_gradients():
+    recorded = []
+
+    def forgets(operation, inputs, state):
+        right = matrix.STEP_PEERS[0].prepare(operation, inputs, state)
+
+        def step():
+            recorded.append(torch.is_grad_enabled())
+            return right.outputs()[0], torch.zeros_like(state)
+
+        return Calls({FORWARD: step}, step)
+
+    peers = [Implementation("forgets", "", "torch", forgets), matrix.STEP_PEERS[0]]
+    found = measure_step(BENCH, Row("delta", ONE, "f32"), peers)["peers"]
+    assert found["forgets"]["off"] == pytest.approx(1.0) and found["forgets"]["ratio"] > 0
+    assert recorded and not any(recorded) and "off" not in found["torch"]
+
+
+@thorough
+def test_a_peer_that_computes_something_else_is_named(run, monkeypatch):
+    def half(operation, inputs, dy):
+        return engine.calls_of(lambda q, *rest: gate_loop(q / 2, *rest)[0], inputs, dy)
+
+    monkeypatch.setattr(matrix, "MATRIX_PEERS", [Implementation("half", "", "torch", half)])
+    _, results, printed = run("matrix", "--peers", "--rows", "linear-f32-2x70x2x8")
+    entries = [entry["peers"]["half"] for row in results["rows"] for entry in row["passes"].values()]
+    assert all(entry["off"] == pytest.approx(0.5) for entry in entries)
+    assert "half: outputs differ from linrec's by up to 50% of the largest" in printed
