@@ -13,6 +13,7 @@ from linrec.ops.core import backends
 from linrec.ops.core.backends import Backend, choose, refusal, usable
 from linrec.ops.scan import OPERATOR
 from linrec.ops.scan.torch import Scan
+from tests.tiers import thorough
 
 
 def inputs(time):
@@ -186,7 +187,6 @@ def test_importing_linrec_imports_no_compiler():
 import sys, linrec.ops
 print({"numba", "triton"} & set(sys.modules))
 import linrec.cli
-from tests.tiers import thorough
 print({"torch._dynamo", "torch.distributed.fsdp", "lightning_fabric"} & set(sys.modules))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
