@@ -28,6 +28,13 @@ def test_parameters_keep_their_names_and_shapes(case):
     assert goldens.of_parameters(*case) == goldens.read("parameters")[" | ".join(case)]
 
 
+def test_defaults_stay():
+    found = {name: goldens.of_defaults(function) for name, function in goldens.with_defaults().items()}
+    expected = goldens.read("defaults")
+    del expected["torch"]
+    assert found == expected
+
+
 def test_every_case_is_there():
     names = {" | ".join(case) for case in goldens.operator_cases()}
     assert goldens.read("operators").keys() == names | {"torch"}

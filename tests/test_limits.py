@@ -108,7 +108,7 @@ def test_a_published_model_of_any_size_is_refused_at_once(
 def test_weights_refuse_a_larger_model_before_it_is_made(run: Path) -> None:
     # larger than any memory, and within the limits
     edit(run / "config.json", {"d_model": 2**20, "d_channel_mixing": 2**24, "n_layers": 10})
-    with pytest.raises(Exception, match=r"do not match its config\.json: for `embedding\.weight`"):
+    with pytest.raises(Exception, match=r"config\.json: for `embedding\.weight`"):
         load_run(run).model()
 
 
@@ -117,17 +117,17 @@ def test_a_checkpoint_of_others_of_any_size_is_refused_at_once(name: str, tmp_pa
     about = {"ssm_cfg": {}, "d_model": 8, "n_layer": 2, "vocab_size": 11, "rms_norm": True}
     (tmp_path / "config.json").write_text(json.dumps({**about, name: 10**10}))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ConversionError, match=rf"`{name}` must be at most .*; got 10,000,000,000"):
+    with pytest.raises(ConversionError, match=rf"`{name}`.*; got 10,000,000,000"):
         from_hugging_face(tmp_path)
 
 
 def test_a_list_of_a_checkpoint_has_a_limit() -> None:
-    with pytest.raises(ConversionError, match=r"`layer_types` must be at most 10,000; got 100,000"):
+    with pytest.raises(ConversionError, match=r"`layer_types`.*10,000; got 100,000"):
         Options({"layer_types": ["conv"] * 10**5}, "config.json").read("layer_types", list)
 
 
 def test_a_classifier_has_limits_too() -> None:
-    with pytest.raises(ValueError, match=r"`n_features` must be at least 1 and at most 1,048,576"):
+    with pytest.raises(ValueError, match=r"`n_features`.*1.*1,048,576"):
         SequenceClassifierConfig(n_outputs=2, n_features=10**12)
 
 

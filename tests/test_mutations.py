@@ -6,6 +6,7 @@ import pytest
 
 from tests import tiers
 from tests.mutations import MUTATIONS, ROOT, changed, source
+from tests.mutations.drawn import statements
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks.split(":")[0])
@@ -15,6 +16,15 @@ def test_a_mutation_fits_the_source(mutation):
     assert ast.dump(ast.parse(changed(mutation, text))) != ast.dump(ast.parse(text))
     for argument in mutation.tests:
         assert not argument.endswith(".py") or (ROOT / argument).exists()
+
+
+def test_drawn_mistakes_change_the_source_and_are_python():
+    path = ROOT / "src/linrec/nn/slstm_steps/torch.py"
+    text = path.read_bytes()
+    mistakes = [mistake for statement in statements(ROOT, path) for mistake in statement.mistakes]
+    assert len(mistakes) > 30
+    for mistake in mistakes:
+        assert ast.dump(ast.parse(mistake.applied(text))) != ast.dump(ast.parse(text))
 
 
 def test_the_files_of_the_tiers_exist():

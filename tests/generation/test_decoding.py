@@ -357,20 +357,20 @@ def test_mistakes(options, error, message):
 def test_a_state_of_other_sequences():
     model = build("hgru")
     _, state = generate(model, prompt(batch=3), n_tokens=1)
-    with pytest.raises(ValueError, match="must have as many sequences as `tokens`, 2; got 3"):
+    with pytest.raises(ValueError, match="`tokens`, 2; got 3"):
         generate(model, prompt(), state=state, n_tokens=1)
 
 
 def test_models_that_cannot_generate():
-    with pytest.raises(ValueError, match=r"in evaluation mode; got training mode. Call `model.eval\(\)`."):
+    with pytest.raises(ValueError, match=r"got training.*`model.eval\(\)`."):
         generate(build("hgru").train(), prompt(), n_tokens=1)
-    with pytest.raises(ValueError, match="an output for each of the 13 tokens; got 50 outputs"):
+    with pytest.raises(ValueError, match="13 tokens; got 50 outputs"):
         generate(build("hgru", n_outputs=50), prompt(), n_tokens=1)
 
 
 def test_prompts_that_are_none():
     for prompts in ([], [prompt()[0], prompt()[0, :0]]):
-        with pytest.raises(ValueError, match="`prompts` must hold prompts of at least one token each"):
+        with pytest.raises(ValueError, match="`prompts`"):
             pad_prompts(prompts)
 
 

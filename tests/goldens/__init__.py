@@ -6,16 +6,19 @@ them again and say in the commit message what changed and why:
     python -m tests.goldens
 """
 
+import inspect
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec import mixers
+from linrec import mixers, ops
+from linrec.lab.train import LoopConfig, OptimConfig
+from linrec.models import MemoryConfig, ModelConfig
 from linrec.ops.core.backends import pairs
 from linrec.testing import differentiable, generator, map_tree, reset_mask
 from tests.mixers import variants
@@ -87,6 +90,19 @@ def of_parameters(name: str, variant: str) -> dict[str, str]:
     }
 
 
+def of_defaults(function: Callable[..., Any]) -> dict[str, str]:
+    """Default arguments of a function or a class, on which stored configurations rely."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: repr(p.default) for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def with_defaults() -> dict[str, Callable[..., Any]]:
+    """What has default arguments: mixers, operators and configurations, by name."""
+    operators = {name: f for name, f in vars(ops).items() if hasattr(f, "operator")}
+    configs = {config.__name__: config for config in (ModelConfig, MemoryConfig, LoopConfig, OptimConfig)}
+    return {name: mixers.get(name) for name in mixers.names()} | operators | configs
+
+
 def of_mixer(name: str, variant: str) -> Numbers:
     """Digests of a mixer: outputs, states, gradients, parameters as drawn, and what inspection shows."""
     torch.manual_seed(0)
@@ -119,13 +135,14 @@ def _gradients(results: Any, inputs: Any) -> list[Tensor]:
 
 
 def path(kind: str) -> Path:
-    """The file of "operators", "mixers" or "parameters"."""
+    """The file of "operators", "mixers", "parameters" or "defaults"."""
     return FOLDER / f"{kind}.json"
 
 
 def write() -> None:
     """Make all files again, but for results that differ by rounding alone."""
     made: dict[str, dict[str, Any]] = {
+        "defaults": {name: of_defaults(function) for name, function in with_defaults().items()},
         "parameters": {" | ".join(case): of_parameters(*case) for case in variants.cases()},
         "operators": {" | ".join(case): of_operator(*case) for case in operator_cases()},
         "mixers": {" | ".join(case): of_mixer(*case) for case in variants.cases()},
@@ -133,7 +150,7 @@ def write() -> None:
     for kind, numbers in made.items():
         before = json.loads(path(kind).read_text())
         for name, found in numbers.items():
-            if kind != "parameters" and name in before and not differences(found, before[name]):
+            if kind in ("operators", "mixers") and name in before and not differences(found, before[name]):
                 numbers[name] = before[name]
         lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in numbers.items()]
         path(kind).write_text(f'{{"torch": "{VERSION}",\n' + ",\n".join(lines) + "}\n")
@@ -142,7 +159,7 @@ def write() -> None:
 def read(kind: str) -> dict[str, Any]:
     """The results of a file, by case, and the version of torch that made them."""
     numbers: dict[str, Any] = json.loads(path(kind).read_text())
-    if kind == "parameters":
+    if kind in ("parameters", "defaults"):
         return numbers
     bad = [name for name, value in numbers.items() if name != "torch" and not _finite(value)]
     assert not bad, bad

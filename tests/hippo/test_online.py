@@ -158,17 +158,15 @@ def test_errors_say_what_is_missing():
         OnlineApproximation("lagth", 4, window=3)
     with pytest.raises(ValueError, match="no `discretization` 'zho'; did you mean 'zoh'"):
         OnlineApproximation("legs", 4, discretization="zho")
-    with pytest.raises(ValueError, match=r"`u` must have shape \(batch, time, channels\); got \(5,\)"):
+    with pytest.raises(ValueError, match=r"`u`.*\(batch, time, channels\); got \(5,\)"):
         make("legs")(torch.zeros(5))
     one = make("legs")(signals()[:1])[1]
-    with pytest.raises(
-        ValueError, match=r"`past.x` must have shape \(b, c, N\) = \(2, 3, 6\); got \(1, 3, 6\)"
-    ):
+    with pytest.raises(ValueError, match=r"`past.x`.*\(b, c, N\) = \(2, 3, 6\); got \(1, 3, 6\)"):
         make("legs")(signals(), one)
     for kind, oldest in (("legs", "90"), ("legt", "40.5"), ("lagt", "inf")):
         approximation = make(kind)
         _, past = approximation(signals())
         approximation.reconstruct(past, torch.tensor([min(90, float(oldest))]))
         for age in (-0.5, 90.5)[: 1 if oldest == "inf" else 2]:
-            with pytest.raises(ValueError, match=f"`ages` must be from 0 to {oldest} steps; got {age}"):
+            with pytest.raises(ValueError, match=f"`ages`.*0 to {oldest} steps; got {age}"):
                 approximation.reconstruct(past, torch.tensor([age]))

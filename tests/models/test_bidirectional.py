@@ -173,26 +173,22 @@ def test_a_block_takes_it():
 def test_there_is_no_state():
     both = Bidirectional(build())
     assert both.init_state(3) is None and both.state_size == 0
-    with pytest.raises(
-        ValueError, match=r"`state` must be None for Bidirectional; got Tensor.*the whole of it"
-    ):
+    with pytest.raises(ValueError, match=r"`state`.*got Tensor"):
         both(inputs(), build()(inputs())[1])
 
 
 def test_errors():
-    with pytest.raises(
-        ValueError, match=r"`mixers` must have one class and one `d_model`; got \[\('GateLoop"
-    ):
+    with pytest.raises(ValueError, match=r"`mixers`.*`d_model`; got \[\('GateLoop"):
         Bidirectional(build(), build("gate_loop"))
     with pytest.raises(ValueError, match=r"one `d_model`; got \[\('HGRU', 4\), \('HGRU', 8\)\]"):
         Bidirectional(HGRU(4), HGRU(8))
-    with pytest.raises(ValueError, match="there is no `combine` 'concat'; did you mean 'concatenate'"):
+    with pytest.raises(ValueError, match="`combine` 'concat'; did you mean 'concatenate'"):
         Bidirectional(build(), combine="concat")
-    with pytest.raises(ValueError, match="no parameter of HGRU called 'phase'; did you mean"):
+    with pytest.raises(ValueError, match="'phase'; did you mean"):
         Bidirectional(build(), build(), unshared=("theta", "phase"))
-    with pytest.raises(ValueError, match="`unshared` needs a mixer for each of forward, backward; got 1"):
+    with pytest.raises(ValueError, match=r"`unshared`.*got 1"):
         Bidirectional(build(), unshared=("theta",))
-    with pytest.raises(ValueError, match=r"`x` must have shape \(batch, time, d_model\)"):
+    with pytest.raises(ValueError, match=r"`x`.*\(batch, time, d_model\)"):
         Bidirectional(build())(inputs()[0])
 
 

@@ -187,11 +187,11 @@ def test_errors_of_a_pattern(changes, message):
 
 
 def test_errors_of_names_and_arguments_in_a_pattern():
-    with pytest.raises(TypeError, match=r"`mixer` must be a name or a tuple of names; got '3'"):
+    with pytest.raises(TypeError, match=r"`mixer`.*got '3'"):
         replace(HYBRID, mixer=("gla", 3))
-    with pytest.raises(ValueError, match="there is no mixer 'atention'; did you mean 'attention'"):
+    with pytest.raises(ValueError, match="'atention'; did you mean 'attention'"):
         make(replace(HYBRID, mixer=("hgru", "atention"), mixer_args={}))
-    with pytest.raises(ValueError, match="argument of mixer 'attention' called 'n_head'; did you mean"):
+    with pytest.raises(ValueError, match="'attention' called 'n_head'; did you mean"):
         make(replace(HYBRID, mixer_args={"attention": {"n_head": 2}}))
-    with pytest.raises(ValueError, match="there is no channel mixing 'gllu'; did you mean 'glu'"):
+    with pytest.raises(ValueError, match="'gllu'; did you mean 'glu'"):
         make(replace(HYBRID, channel_mixing=("ffn", "gllu")))

@@ -116,7 +116,7 @@ def test_lower_bounds_are_shared_within_a_direction():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="there is no direction of an image 'rigth'; did you mean 'right'"):
+    with pytest.raises(ValueError, match="'rigth'; did you mean 'right'"):
         ImageScan(build(), directions=("rigth",))
     for directions in ((), ("up", "up")):
         with pytest.raises(ValueError, match="at least one direction, and each once; got"):
@@ -126,13 +126,13 @@ def test_errors():
     ):
         ImageScan([build(), build()])
     scan = ImageScan(build(), grid=(H, W))
-    with pytest.raises(ValueError, match=r"or \(batch, 12, 8\) for the grid 3 x 4; got \(2, 11, 8\)"):
+    with pytest.raises(ValueError, match=r"\(batch, 12, 8\).*3 x 4; got \(2, 11, 8\)"):
         scan(torch.zeros(2, 11, D))
-    with pytest.raises(ValueError, match=r"columns, 8\); got \(2, 12, 8\). For tokens give `grid`"):
+    with pytest.raises(ValueError, match=r"columns, 8\); got \(2, 12, 8\).*`grid`"):
         ImageScan(build())(torch.zeros(2, 12, D))
-    with pytest.raises(ValueError, match="`state` must be None for ImageScan"):
+    with pytest.raises(ValueError, match=r"`state`.*ImageScan"):
         scan(image(), torch.zeros(2, D))
-    with pytest.raises(ValueError, match="`reset` and `dt` must be None for an image"):
+    with pytest.raises(ValueError, match="`reset` and `dt`"):
         scan(image(), reset=torch.zeros(2, H * W, dtype=torch.bool))
-    with pytest.raises(ValueError, match="`reset` and `dt` must be None for an image"):
+    with pytest.raises(ValueError, match="`reset` and `dt`"):
         scan(image(), dt=torch.ones(2, H * W))

@@ -114,11 +114,11 @@ def test_times_reach_every_layer_with_recomputation_too():
 
 def test_a_language_model_of_other_mixers_refuses_times():
     model = LanguageModel(ModelConfig(vocab_size=6, d_model=D, n_layers=2, mixer=("s5", "gla")))
-    with pytest.raises(TypeError, match=r"`dt` must be None for GLA.*\(.*lru, .*mamba.*\)"):
+    with pytest.raises(TypeError, match=r"`dt`.*\(.*lru, .*mamba.*\)"):
         model(tokens(), dt=times().float())
     memory = MemoryConfig(kind="recurrent_memory", segment_length=4, n_tokens=2)
     model = LanguageModel(ModelConfig(vocab_size=6, d_model=D, n_layers=2, mixer="s5", memory=memory))
-    with pytest.raises(ValueError, match=r"`dt` must be None with `memory.kind` = 'recurrent_memory'"):
+    with pytest.raises(ValueError, match=r"`dt`.*`memory.kind` = 'recurrent_memory'"):
         model(tokens(), dt=times().float())
 
 
@@ -167,7 +167,7 @@ def test_times_of_pairs():
     weights = {name: x for name, x in model.state_dict().items() if not name.startswith("head")}
     single.load_state_dict(weights, strict=False)
     assert_agree(vectors[:, 1], single.features(x[:, 1], dt=dt[:, 1]))
-    with pytest.raises(ValueError, match=r"`dt` must have shape \(batch, 2, time\) = \(3, 2, 9\); got"):
+    with pytest.raises(ValueError, match=r"`dt`.*\(batch, 2, time\) = \(3, 2, 9\); got"):
         model(x, dt=times())
-    with pytest.raises(ValueError, match=r"`dt` must have shape \(batch, time\) = \(3, 9\); got \(1, 9\)"):
+    with pytest.raises(ValueError, match=r"`dt`.*\(batch, time\) = \(3, 9\); got \(1, 9\)"):
         single(inputs(2), dt=times(1))

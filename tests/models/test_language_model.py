@@ -255,11 +255,11 @@ def test_unknown_mixers_and_arguments_name_the_nearest_match():
 
 def test_input_errors():
     model = make()
-    with pytest.raises(ValueError, match=r"`tokens` must have shape \(batch, time\); got \(9,\)"):
+    with pytest.raises(ValueError, match=r"`tokens`.*\(batch, time\); got \(9,\)"):
         model(tokens()[0])
-    with pytest.raises(TypeError, match=r"`tokens` must be int64 token ids; got torch.float32"):
+    with pytest.raises(TypeError, match=r"`tokens`.*got torch.float32"):
         model(tokens().float())
-    with pytest.raises(ValueError, match="`state` must have one entry per layer, 2; got 1"):
+    with pytest.raises(ValueError, match=r"`state`.*2; got 1"):
         model(tokens(), (None,))
 
 

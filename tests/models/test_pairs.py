@@ -79,15 +79,15 @@ def test_marks_of_the_head():
 
 def test_what_is_refused():
     model = make()
-    with pytest.raises(ValueError, match=r"pairs of sequences \(batch, 2, time\); got \(3, 9\). Stack them"):
+    with pytest.raises(ValueError, match=r"\(batch, 2, time\); got \(3, 9\)"):
         model(tokens()[:, 0])
-    with pytest.raises(ValueError, match=r"pairs of sequences \(batch, 2, time\); got \(2, 3, 9\)"):
+    with pytest.raises(ValueError, match=r"\(batch, 2, time\); got \(2, 3, 9\)"):
         model(tokens().transpose(0, 1))
-    with pytest.raises(ValueError, match=r"`lengths` must have shape \(batch, 2\) = \(3, 2\); got \(3,\)"):
+    with pytest.raises(ValueError, match=r"`lengths`.*\(batch, 2\) = \(3, 2\); got \(3,\)"):
         model(tokens(), lengths=LENGTHS[:, 0])
-    with pytest.raises(ValueError, match=r"`lengths` must be in \[1, 9\].*; got 10"):
+    with pytest.raises(ValueError, match=r"`lengths`.*\[1, 9\].*; got 10"):
         model(tokens(), lengths=LENGTHS + 1)
-    with pytest.raises(ValueError, match=r"pairs of sequences \(batch, 2, time, 2\); got \(3, 2, 9\)"):
+    with pytest.raises(ValueError, match=r"\(batch, 2, time, 2\); got \(3, 2, 9\)"):
         make(replace(CONFIG, vocab_size=None, n_features=2))(tokens())
-    with pytest.raises(ValueError, match="`pairs` have a single output, but `pooling` = 'none' has one per"):
+    with pytest.raises(ValueError, match=r"`pairs`.*`pooling` = 'none'"):
         replace(CONFIG, pooling="none")

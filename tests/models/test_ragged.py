@@ -95,9 +95,9 @@ def test_nothing_of_a_masked_step_passes() -> None:
 
 def test_masks_of_other_shapes_and_dtypes_are_refused() -> None:
     model, tokens = model_of("gate_loop"), draw(2, 6)
-    with pytest.raises(ValueError, match=r"`mask` must have shape .* \(2, 6\); got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"`mask`.* \(2, 6\); got \(2, 5\)"):
         model(tokens, mask=torch.ones(2, 5).bool())
-    with pytest.raises(TypeError, match=r"`mask` must be bool; got torch.int64. Pass `mask != 0`"):
+    with pytest.raises(TypeError, match=r"`mask`.*got torch.int64. Pass `mask != 0`"):
         model(tokens, mask=torch.ones(2, 6).long())
 
 

@@ -160,14 +160,14 @@ def test_wrong_configurations(memory: dict[str, Any], message: str) -> None:
 
 def test_mixers_must_fit_the_form() -> None:
     memory = {"kind": "recurrent_memory"}
-    with pytest.raises(ValueError, match=r"must be causal .*'decoder'; 'attention' is not"):
+    with pytest.raises(ValueError, match=r"'decoder'; 'attention'"):
         LanguageModel(ModelConfig(vocab_size=7, d_model=8, memory=memory, **ENCODER))
     memory["form"] = "encoder"
-    with pytest.raises(ValueError, match=r"must not be causal .*'encoder'; 'lru' is"):
+    with pytest.raises(ValueError, match=r"'encoder'; 'lru'"):
         LanguageModel(ModelConfig(vocab_size=7, d_model=8, mixer="lru", memory=memory))
 
 
 def test_states_must_be_of_segments_of_this_length() -> None:
     model = make()
-    with pytest.raises(ValueError, match="less than one segment of 2 steps; got 3 steps"):
+    with pytest.raises(ValueError, match="2 steps; got 3 steps"):
         make(segment_length=2)(tokens(), model(tokens())[1])

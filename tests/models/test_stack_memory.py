@@ -215,9 +215,9 @@ class TestEncoder:
 
     def test_it_refuses_other_splits(self, name: str) -> None:
         model, reset = encoder(name), torch.zeros(3, LENGTH, dtype=torch.bool)
-        with pytest.raises(ValueError, match="whole segments of `segment_length` = 4 steps; got 2"):
+        with pytest.raises(ValueError, match="`segment_length` = 4 steps; got 2"):
             model(tokens(LENGTH + 2))
-        with pytest.raises(ValueError, match="multiple of `segment_length` = 4; got 3"):
+        with pytest.raises(ValueError, match="`segment_length` = 4; got 3"):
             model.init_state(1, position=3)
         reset[0, 1] = True
         with pytest.raises(ValueError, match="got a reset within a segment"):
@@ -249,7 +249,7 @@ def test_the_model_compiles_with_resets(name: str) -> None:
 @kinds
 def test_states_must_be_of_the_model(name: str) -> None:
     model = make(name)
-    with pytest.raises(ValueError, match="`state` must be the `SegmentState` that this model returned"):
+    with pytest.raises(ValueError, match=r"`state`.*`SegmentState`"):
         model(tokens(), (None, None))
 
 
@@ -263,7 +263,7 @@ def test_configurations_are_stored(name: str) -> None:
     del stored["model"]["memory"]
     assert config_from_dict(stored).model.memory == MemoryConfig()
     stored["model"]["memory"] = {"n_tokens": "many"}
-    with pytest.raises(ConfigError, match=r"`model.memory.n_tokens` must be an integer; got 'many'"):
+    with pytest.raises(ConfigError, match=r"`model.memory.n_tokens`.*got 'many'"):
         config_from_dict(stored)
 
 

@@ -59,10 +59,10 @@ def test_what_does_not_exist_is_refused(monkeypatch):
     h = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="no `solver` 'rk5'; did you mean 'rk4'"):
         solve(pendulum, h, h[:, :1], "rk5")
-    with pytest.raises(ValueError, match="`n_steps` must be at least 1; got 0"):
+    with pytest.raises(ValueError, match=r"`n_steps`.*1; got 0"):
         solve(pendulum, h, h[:, :1], "rk4", n_steps=0)
     with pytest.raises(ValueError, match="`rtol` must be positive"):
         solve(pendulum, h, h[:, :1], "rk4", rtol=0)
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    with pytest.raises(MissingExtraError, match=r"torchdiffeq.*extra \"ode\": pip install 'linrec\[ode\]'"):
+    with pytest.raises(MissingExtraError, match=r"torchdiffeq.*'linrec\[ode\]'"):
         solve(pendulum, h, h[:, :1], "dopri5")

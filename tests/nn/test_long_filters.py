@@ -30,5 +30,5 @@ def test_a_filter_without_taps_is_refused():
             return torch.ones(self.channels, length)
 
     assert Constant(2, 3).kernel(5).tolist() == [[1, 1, 1, 0, 0]] * 2
-    with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
+    with pytest.raises(ValueError, match=r"`length`.*1; got 0"):
         Constant(2, 0)

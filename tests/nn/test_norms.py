@@ -23,9 +23,7 @@ def test_it_computes_in_its_weights_dtype():
 
 
 def test_groups_divide_the_width():
-    with pytest.raises(
-        ValueError, match="`n_groups` of a norm must be a positive divisor of its width 6; got 4"
-    ):
+    with pytest.raises(ValueError, match=r"`n_groups`.*6; got 4"):
         GroupRMSNorm(6, n_groups=4)
 
 

@@ -107,5 +107,5 @@ def test_parameters_have_their_own_group():
 
 @pytest.mark.parametrize("argument", ["matrix_map", "init", "base"])
 def test_unknown_names_are_refused(argument):
-    with pytest.raises(ValueError, match=f"there is no `{argument}` 'caley'"):
+    with pytest.raises(ValueError, match=f"`{argument}` 'caley'"):
         make(**{argument: "caley"})

@@ -60,9 +60,9 @@ def test_a_shared_parameter_has_the_mark_of_the_module_that_marks_it(marked):
 
 
 def test_a_name_that_the_module_does_not_hold_gives_the_nearest():
-    with pytest.raises(ValueError, match="no parameter of Linear 'weights'; did you mean 'weight'"):
+    with pytest.raises(ValueError, match="'weights'; did you mean 'weight'"):
         mark(nn.Linear(2, 2), "weights")
-    with pytest.raises(ValueError, match=r"no parameter of Sequential '0\.weight', and none to choose from"):
+    with pytest.raises(ValueError, match=r"'0\.weight'"):
         mark(nn.Sequential(nn.Linear(2, 2)), "0.weight")
 
 
@@ -145,7 +145,5 @@ def test_copies_keep_what_their_original_keeps():
 
 
 def test_a_name_that_the_module_does_not_hold_is_refused():
-    with pytest.raises(
-        ValueError, match=r"no parameter, buffer or submodule of Decay 'rat'; did you mean 'rate'"
-    ):
+    with pytest.raises(ValueError, match=r"'rat'; did you mean 'rate'"):
         Decay().keep_float32("rat")

@@ -93,18 +93,18 @@ def test_a_length_of_zero():
 
 @pytest.mark.parametrize("d_head", [0, 5])
 def test_pairs_need_an_even_width(d_head):
-    with pytest.raises(ValueError, match=f"`d_head` must be a positive even number .* got {d_head}"):
+    with pytest.raises(ValueError, match=f"`d_head`.* got {d_head}"):
         Rotary(d_head)
 
 
 def test_the_base_is_positive():
-    with pytest.raises(ValueError, match=r"`base` .* must be positive; got 0"):
+    with pytest.raises(ValueError, match=r"`base` .*got 0"):
         Rotary(4, base=0)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.1, 1.5])
 def test_a_fraction_leaves_pairs(fraction):
-    with pytest.raises(ValueError, match=f"even number of the 6 channels to turn; got {fraction}"):
+    with pytest.raises(ValueError, match=f"6.*got {fraction}"):
         Rotary(6, fraction=fraction)
 
 

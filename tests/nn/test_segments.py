@@ -151,12 +151,12 @@ def test_a_state_of_longer_segments_is_refused():
 
 @pytest.mark.parametrize("detach", [0, -1, "always", True, 1.5, None])
 def test_an_unknown_place_to_detach_is_refused(detach):
-    with pytest.raises(ValueError, match=r"`detach` must be .*at least 1; got .*at most n - 1 segments"):
+    with pytest.raises(ValueError, match=r"`detach`.*1; got .*at most n - 1 segments"):
         check_detach(detach)
 
 
 def test_a_position_before_the_stream_is_refused():
-    with pytest.raises(ValueError, match="`position` must be at least 0; got -1"):
+    with pytest.raises(ValueError, match=r"`position`.*0; got -1"):
         start(1, -1)
 
 

@@ -318,14 +318,14 @@ def test_pieces_on_gpus_of_few_multiprocessors(processors, block, chunk, monkeyp
 @on_either
 def test_double_precision_is_refused():
     given = wide(draw(1, 2, 1, 3))
-    with pytest.raises(ValueError, match="of `slstm_steps` takes inputs in single or half precision"):
+    with pytest.raises(ValueError, match="`slstm_steps`"):
         slstm_steps(*given[:2], given[2:6], backend="triton")
 
 
 @on_either
 def test_heads_that_are_too_large_are_refused():
     given = draw(1, 1, 1, 1025)
-    with pytest.raises(ValueError, match="and heads of at most 1,024 channels"):
+    with pytest.raises(ValueError, match="1,024 channels"):
         slstm_steps(*given[:2], given[2:6], backend="triton")
 
 

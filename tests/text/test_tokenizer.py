@@ -54,7 +54,7 @@ def test_characters_that_make_no_vocabulary_are_refused(characters):
 
 @pytest.mark.parametrize("token", [257, -1])
 def test_tokens_out_of_range_are_refused(token):
-    with pytest.raises(ValueError, match=rf"of the tokenizer 'bytes' must be in 0 .. 256; got {token}\."):
+    with pytest.raises(ValueError, match=rf"'bytes'.*0 .. 256; got {token}\."):
         BYTES.decode([65, token])
 
 
@@ -143,7 +143,7 @@ def test_names_that_no_tokenizer_has(name, message):
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(DataError, match=r"there is no tokenizer in .*: it has no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
         read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(DataError, match="is not a readable tokenizer"):

@@ -1,10 +1,11 @@
 import io
+import time
 
 import pytest
 from rich.console import Console
 
 from linrec.cli.display import Display
-from linrec.lab.train.progress import Progress, Reporter
+from linrec.lab.train.progress import Clock, Progress, Reporter
 
 PROGRESS = Progress(12_345, 15_900, loss=2.3456, accuracy=0.1234, steps_per_second=151.2)
 
@@ -92,3 +93,14 @@ def test_hours_are_shown_as_hours() -> None:
     file = io.StringIO()
     Display(["x"], Console(file=file)).update("x", Progress(0, 7322, 1.0, 0.0, steps_per_second=1.0))
     assert file.getvalue().endswith("2:02:02 left\n")
+
+
+def test_a_lap_has_the_steps_per_second_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 10.0, 12.0, 13.0, 18.0, 20.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    clock = Clock(step=4, seconds=3.0)
+    assert clock.lap(24) == 10.0
+    with clock.paused():
+        pass
+    # five of the eight seconds since then were a pause
+    assert clock.lap(30) == 2.0

@@ -57,6 +57,21 @@ def test_damaged_metrics_and_results_are_refused(tiny: Callable[..., TrainConfig
         load_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ('{"step": 1.5, "split": "train"}', "`step`"),
+        ('{"step": 1}', "`split`"),
+        ('{"step": 1, "split": "train", "loss": "low"}', "`loss`"),
+        ('{"step": 1, "split": "train", "loss": 1' + 20 * "0" + "}", "`loss`.*64 bits"),
+    ],
+)
+def test_records_of_other_fields_are_refused(record: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(record + "\n")
+    with pytest.raises(ValueError, match=named):
+        read_metrics(tmp_path)
+
+
 def test_metrics_are_whole_lines_and_a_line_cut_off_is_left_out(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, step=0) as log:
         for step in (1, 2, 3):
