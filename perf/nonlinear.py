@@ -191,8 +191,10 @@ def measure_nonlinear(bench: Bench, row: NonlinearRow) -> dict[str, Any]:
 
 
 def run_as(call: Call, mode: str, **changes: Any) -> Result:
-    """Run a call of `nonlinear_scan`, seen by a handler, in a mode and with other arguments."""
-    inputs = call.inputs._replace(**changes)
+    """Run a call of `nonlinear_scan`, seen by a handler, in a mode, with other arguments or options."""
+    of_inputs = {name: value for name, value in changes.items() if name in call.inputs._fields}
+    options = {name: value for name, value in changes.items() if name not in of_inputs}
+    inputs = call.inputs._replace(**of_inputs, newton=call.inputs.newton.but(**options))
     device, name = inputs.x.device.type, call.backend.name
     return OPERATOR.run(inputs, choose(OPERATOR.name, OPERATOR.backends, inputs, device, mode, name))
 

@@ -424,7 +424,7 @@ def test_memory_that_runs_out_is_one_line_with_a_cure(
         raise error
 
     (run / "result.json").unlink()
-    monkeypatch.setattr("linrec.mixers.min_gru.MinGRU.forward", fails)
+    monkeypatch.setattr("linrec.models.block.Block.forward", fails)
     assert main(words) == 1
     # after what shows the progress
     said = capsys.readouterr().err.splitlines()[-1]
@@ -443,7 +443,7 @@ def test_other_errors_are_bugs_and_keep_their_traceback(run: Path, monkeypatch: 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("linrec.mixers.min_gru.MinGRU.forward", fails)
+    monkeypatch.setattr("linrec.models.block.Block.forward", fails)
     with pytest.raises(RuntimeError, match="a bug"):
         main(COMMANDS[0])
 

@@ -52,16 +52,16 @@ def _canonical_of_normalized(given: Normalized) -> Normalized:
     return Normalized(*inputs, floor, given.signed)
 
 
-def _one_step(given: GateLoop) -> bool:
+def _one_step(given: GateLoop | Normalized) -> bool:
     return given.q.shape[1] <= 1
 
 
-def _one_channel(given: GateLoop) -> bool:
+def _one_channel(given: GateLoop | Normalized) -> bool:
     """Return whether heads have a single channel, so that the state is as small as k and v."""
     return given.q.shape[-1] == given.v.shape[-1] == 1
 
 
-def _matrices(given: GateLoop) -> bool:
+def _matrices(given: GateLoop | Normalized) -> bool:
     return not _one_channel(given)
 
 
