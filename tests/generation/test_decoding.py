@@ -2,6 +2,7 @@ import copy
 import itertools
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +104,21 @@ def test_whole_pieces_of_a_prompt_are_compiled_unless_the_state_grows(name, expe
     found = prefill.prefill(model, tokens, None, None, "32-true", compiled=parts)
     assert lengths == expected and (counted.frame_count > 0) == bool(expected)
     assert_agree(found, whole)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("hgru", 7), ("attention", 0)])
+def test_the_compiled_step_waits_until_the_state_has_a_constant_shape(name, expected):
+    numbers, calls = stream(build(name), prompt(), seed=3), []
+    model = numbers._steps._model
+
+    def hidden(*given, **named):
+        calls.append(given)
+        return model.hidden(*given, **named)
+
+    numbers._steps._settled_model = SimpleNamespace(hidden=hidden, head=model.head)
+    for _ in range(8):
+        next(numbers)
+    assert len(calls) == expected
 
 
 @some_mixers

@@ -6,10 +6,11 @@ them again and say in the commit message what changed and why:
     python -m tests.goldens
 """
 
+import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from linrec import mixers, ops
 from linrec.lab.train import LoopConfig, OptimConfig
+from linrec.lab.train.recipes import get_recipe, recipe_names
 from linrec.models import MemoryConfig, ModelConfig
 from linrec.ops.core.backends import pairs
 from linrec.testing import differentiable, generator, map_tree, reset_mask
@@ -90,17 +92,32 @@ def of_parameters(name: str, variant: str) -> dict[str, str]:
     }
 
 
-def of_defaults(function: Callable[..., Any]) -> dict[str, str]:
-    """Default arguments of a function or a class, on which stored configurations rely."""
+def of_defaults() -> dict[str, Any]:
+    """Default arguments of mixers, operators and configurations, and what recipes have in their place."""
+    functions: dict[str, Any] = {name: mixers.get(name) for name in mixers.names()}
+    functions |= {name: function for name, function in vars(ops).items() if hasattr(function, "operator")}
+    functions |= {config.__name__: config for config in (ModelConfig, MemoryConfig, LoopConfig, OptimConfig)}
+    found: dict[str, Any] = {name: _defaults(function) for name, function in functions.items()}
+    return found | {f"recipe {name}": _changed(get_recipe(name)) for name in recipe_names()}
+
+
+def _defaults(function: Any) -> dict[str, str]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name: repr(p.default) for p in parameters if p.default is not inspect.Parameter.empty}
 
 
-def with_defaults() -> dict[str, Callable[..., Any]]:
-    """What has default arguments: mixers, operators and configurations, by name."""
-    operators = {name: f for name, f in vars(ops).items() if hasattr(f, "operator")}
-    configs = {config.__name__: config for config in (ModelConfig, MemoryConfig, LoopConfig, OptimConfig)}
-    return {name: mixers.get(name) for name in mixers.names()} | operators | configs
+def _changed(config: Any) -> dict[str, Any]:
+    """Return the fields of a configuration that do not have their defaults."""
+    found = {}
+    for field in dataclasses.fields(config):
+        value, made = getattr(config, field.name), field.default_factory
+        if field.name == "mixer_args" and isinstance(config.mixer, str):
+            # configurations are filled with the defaults of the mixer
+            defaults = _defaults(mixers.get(config.mixer))
+            value = {name: x for name, x in value.items() if repr(x) != defaults[name]}
+        if value != (field.default if made is dataclasses.MISSING else made()):
+            found[field.name] = _changed(value) if dataclasses.is_dataclass(value) else repr(value)
+    return found
 
 
 def of_mixer(name: str, variant: str) -> Numbers:
@@ -142,7 +159,7 @@ def path(kind: str) -> Path:
 def write() -> None:
     """Make all files again, but for results that differ by rounding alone."""
     made: dict[str, dict[str, Any]] = {
-        "defaults": {name: of_defaults(function) for name, function in with_defaults().items()},
+        "defaults": of_defaults(),
         "parameters": {" | ".join(case): of_parameters(*case) for case in variants.cases()},
         "operators": {" | ".join(case): of_operator(*case) for case in operator_cases()},
         "mixers": {" | ".join(case): of_mixer(*case) for case in variants.cases()},

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import re
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -87,8 +88,16 @@ def test_what_is_no_tensor_of_the_weights_dtype_is_refused_in_one_line(name):
 BAD = (math.nan, -1, 0, 1.5, "x", None, True, math.inf, -math.inf, [], np.int64(2))
 
 
+def choices(hint):
+    """The values of a choice of strings, and none of other types."""
+    if get_origin(hint) is Literal:
+        return [value for value in get_args(hint) if isinstance(value, str)]
+    return [value for part in get_args(hint) for value in choices(part)]
+
+
 @pytest.mark.parametrize("name", tiered(variants.OF_FAMILIES, mixers.names()))
 def test_an_argument_works_or_is_refused_by_name(name):
+    hints = get_type_hints(mixers.get(name).__init__)
     for argument, value in itertools.product(inspect.signature(mixers.get(name)).parameters, BAD):
         try:
             mixer = mixers.get(name)(**{"d_model": 8, argument: value})
@@ -96,6 +105,7 @@ def test_an_argument_works_or_is_refused_by_name(name):
             named = f"`{argument}`" in str(error) or repr(argument) in str(error)
             assert named and "\n" not in str(error), (argument, value, error)
             continue
+        assert value != "x" or not choices(hints.get(argument)), (argument, "is not refused")
         y, _ = mixer(torch.randn(1, 3, mixer.d_model))
         assert y.isfinite().all(), (argument, value)
 

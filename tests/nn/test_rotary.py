@@ -100,6 +100,9 @@ def test_pairs_need_an_even_width(d_head):
 def test_the_base_is_positive():
     with pytest.raises(ValueError, match=r"`base` .*got 0"):
         Rotary(4, base=0)
+    # the paper's is 10,000; any other turns too
+    cos, _ = Rotary(4, base=0.5).turns(torch.tensor([[1]]), torch.float64)
+    assert_agree(cos.flatten(), torch.tensor([1.0, 0.5**-0.5], dtype=torch.float64).cos())
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.1, 1.5])
