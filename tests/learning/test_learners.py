@@ -399,6 +399,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters():
     before = [p.clone() for p in mixer.parameters()]
     with pytest.raises(DivergedError, match="step 4"):
         learner.chunk(x, y)
+    assert all(p.grad is None for p in mixer.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, mixer.parameters(), strict=True))
 
 

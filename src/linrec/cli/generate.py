@@ -10,9 +10,9 @@ from linrec.cli.options import GenerateOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
-from linrec.lab.train import ConfigError, TrainError, load_run
+from linrec.lab.train import ConfigError, load_run
 from linrec.lab.train.fabric import device_of
-from linrec.lab.train.run import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of, writing
 from linrec.text import StreamDecoder, Tokenizer
 
 # tokens of context given to the decoder, because the spelling of a token may depend on the tokens before it
@@ -80,10 +80,8 @@ def _run(options: GenerateOptions) -> int:
         prefills.append(time.perf_counter() - begun)
         seconds += _write(numbers, options.tokens, tokenizer, before)
     if options.save_state is not None:
-        try:
+        with writing(f"write {options.save_state}"):
             save_state(options.save_state, numbers.state, model)
-        except OSError as error:
-            raise TrainError(f"could not write {options.save_state}: {error.strerror or error}.") from error
     told = [f"prompt: {_tokens(len(prompt))}" + _rate(numbers.prefilled, statistics.median(prefills))]
     # the median, because the first steps also compile and capture the CUDA graph
     told += [

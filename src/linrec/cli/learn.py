@@ -13,14 +13,20 @@ from torch import nn
 from linrec.cli.options import LearnOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.errors import ConfigError, RunFolderError, UntrustedCodeError
+from linrec.errors import ConfigError, RunFolderError
 from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config, trained_model
 from linrec.lab.train import load_run
 from linrec.lab.train.fabric import device_of, program
 
 ARGUMENTS = ("learner_args", "stream_args", "mixer_args")
-# the other fields of LearnConfig are options of the same name
-FIELDS = tuple(field.name for field in dataclasses.fields(LearnConfig) if field.name not in ARGUMENTS)
+# the fields of LearnConfig that describe the model
+MODEL = ("mixer", "mixer_args", "d_model", "n_layers", "language_model")
+# options of the same name
+FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(LearnConfig)
+    if field.name not in (*ARGUMENTS, "language_model")
+)
 
 
 def run(words: list[str]) -> int:
@@ -31,7 +37,8 @@ def run(words: list[str]) -> int:
             raise ConfigError(
                 "--resume goes on with the stream and the model of the run; leave out STREAM and --init-from."
             )
-        config, folder = stored_config(options.resume), options.resume
+        config = stored_config(options.resume, trust_code=options.trust_code)
+        folder = options.resume
     elif not options.stream:
         raise ConfigError(
             "name a stream first, or a run folder after --resume; `linrec learn --help` lists them."
@@ -40,8 +47,9 @@ def run(words: list[str]) -> int:
         with one_line_errors():
             config = _config(options)
         folder = options.out or Path("runs") / f"learn-{Path(options.stream).stem or 'input'}"
-    _require_trust(config, options)
-    model = None if options.init_from is None else _start(options)
+    model = None
+    if options.init_from is not None:
+        config, model = _continued(config, options)
     with one_line_errors():
         result = learn(
             config,
@@ -67,7 +75,7 @@ def _config(options: LearnOptions) -> LearnConfig:
 
 
 def arguments(option: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the arguments that words such as "r_min=0.9" give; what is no Python value is a text.
+    """Return the arguments in words such as "r_min=0.9"; values that are no Python literals are texts.
 
     Example:
         >>> arguments("mixer_args", ["r_min=0.9", "candidate=linear"])
@@ -85,27 +93,17 @@ def arguments(option: str, words: Sequence[str]) -> Mapping[str, Any]:
     return found
 
 
-def _require_trust(config: LearnConfig, options: LearnOptions) -> None:
-    """Raise unless a stored run's mixer is one of linrec, or the user trusts its code."""
-    if options.resume is not None and ":" in config.mixer and not options.trust_code:
-        raise UntrustedCodeError(
-            f"{options.resume} would import {config.mixer!r}; pass --trust-code if you trust it."
-        )
-
-
-def _start(options: LearnOptions) -> nn.Module:
-    """Return the trained model of --init-from."""
-    folder = options.init_from
+def _continued(config: LearnConfig, options: LearnOptions) -> tuple[LearnConfig, nn.Module]:
+    """Return the configuration with the model of --init-from, and this model."""
+    folder, trust_code = options.init_from, options.trust_code
     assert folder is not None
     try:
-        config = stored_config(folder)
+        start = stored_config(folder, trust_code=trust_code)
     except RunFolderError:
-        return load_run(folder, trust_code=options.trust_code).model()
-    if ":" in config.mixer and not options.trust_code:
-        raise UntrustedCodeError(
-            f"{folder} would import {config.mixer!r}; pass --trust-code if you trust it."
-        )
-    return trained_model(folder, config)
+        model = load_run(folder, trust_code=trust_code).model()
+        return config.continuing(model), model
+    taken = {name: getattr(start, name) for name in MODEL}
+    return dataclasses.replace(config, **taken), trained_model(folder, start)
 
 
 def _told(learning: Learning) -> None:

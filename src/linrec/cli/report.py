@@ -7,13 +7,13 @@ from pathlib import Path
 from linrec.cli.options import ReportOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import parse
-from linrec.files import reason
 from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import make_row
 from linrec.lab.report import collect_runs, compare_runs, write_report
 from linrec.lab.report.records import Stored, read_stored
 from linrec.lab.report.scores import FORMATS, format_mean_and_spread
 from linrec.lab.train import ConfigError, RunFolderError
+from linrec.lab.train.run import writing
 
 
 def run(words: list[str]) -> int:
@@ -46,10 +46,8 @@ def run(words: list[str]) -> int:
 
 def _write_suite(jobs: Sequence[Stored], out: Path) -> Path:
     """Write the page of `linrec bench` from the jobs."""
-    try:
+    with writing(f"write the report to {out}", RunFolderError):
         return write_page([make_row(job) for job in jobs], out, title=_title(jobs))
-    except OSError as error:
-        raise RunFolderError(f"could not write the report to {out}: {reason(error)}.") from error
 
 
 def _title(jobs: Sequence[Stored]) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown
-from linrec.learning.learner import Learner, Learnt, Step, step_losses
+from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.windows import BPTT, TBPTT
 
@@ -25,6 +25,7 @@ __all__ = [
     "Learner",
     "Learnt",
     "OnlineLRU",
+    "Piece",
     "Step",
     "build_learner",
     "get",

@@ -117,7 +117,7 @@ def _probed(path: str, mixer: Mixer, parts: Parts | None) -> Layer:
 
     The last state of a few random steps is differentiated with three cotangents: ones, the channels' numbers,
     and random numbers. The second gradient over the first is the owner, and the third over the first must be
-    the owner's random number. Rows have random weights, so that they do not cancel.
+    the owner's random number. Random weights of the rows keep their contributions from cancelling.
     """
     steps = STEPS if parts is None else 1
     learning = {name for name, p in mixer.named_parameters() if p.requires_grad}
@@ -132,7 +132,7 @@ def _probed(path: str, mixer: Mixer, parts: Parts | None) -> Layer:
         read: set[str] = set()
         if parts is None:
             parts, read = _dependent(twin, x, start, weights)
-        # which channels own what does not depend on the numbers, but their order must be drawn
+        # the random numbers are distinct: ranks in a random order
         order = torch.randperm(
             sum(part.stop - part.start for part in parts if part is not None), device=device
         )
@@ -185,7 +185,7 @@ def _parts_of(h: Tensor) -> list[Tensor]:
 
 
 def _gradients(seen: Tensor, weights: list[Tensor], starts: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return the gradients by weights, and by all traced channels (b, n); zeros where there is none."""
+    """Return the gradients by weights, and by all traced channels (b, n); zeros for unused inputs."""
     inputs = [*weights, *starts]
     found = torch.autograd.grad(seen, inputs, retain_graph=True, allow_unused=True)
     full = [torch.zeros_like(of) if g is None else g for g, of in zip(found, inputs, strict=True)]
@@ -269,12 +269,10 @@ def influences(layer: Layer, past: Past) -> tuple[list[Tensor], Tensor]:
 
 
 def _influences(h: Tensor, weights: Sequence[Tensor], starts: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    passes = [_gradients(part.sum(), [*weights], starts) for part in _parts_of(h)]
-    if not h.is_complex():
-        return passes[0]
-    return [torch.complex(re, im) for re, im in zip(*(p for p, _ in passes), strict=True)], passes[0][
-        1
-    ].conj()
+    (real, factor), *imaginary = (_gradients(part.sum(), [*weights], starts) for part in _parts_of(h))
+    if not imaginary:
+        return real, factor
+    return [torch.complex(re, im) for re, im in zip(real, imaginary[0][0], strict=True)], factor.conj()
 
 
 @contextmanager

@@ -16,10 +16,26 @@ from linrec.nn.mixer import Mixer
 from linrec.rules import at_least
 from linrec.trees import Tree, leaves, map_tree
 
-__all__ = ["Learner", "Learnt", "Loss", "Step", "step_losses"]
+__all__ = ["Learner", "Learnt", "Loss", "Piece", "Step", "step_losses"]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function of predictions (b, t, ..) and targets (b, t, ..) that returns losses (b, t)."""
+
+
+class Piece(NamedTuple):
+    """The next t steps of b streams.
+
+    Args:
+        inputs: tokens (b, t) int64, or features (b, t, n).
+        targets: targets of the steps, in the form that the loss takes.
+        reset: (b, t) bool, true where a stream starts anew; None for no resets.
+        weight: (b, t), factors of the losses; None for 1.
+    """
+
+    inputs: Num[Tensor, "b t *n"]
+    targets: Num[Tensor, "b t *n"]
+    reset: Bool[Tensor, "b t"] | None = None
+    weight: Float[Tensor, "b t"] | None = None
 
 
 class Step(NamedTuple):
@@ -37,7 +53,7 @@ class Step(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """What a learner computes from a piece of a stream, before any of it is kept.
+    """Results of a piece of a stream, before the learner keeps them.
 
     Args:
         prediction: the model's output, (b, t, ..).
@@ -77,7 +93,7 @@ class Learner(ABC):
 
     A learner predicts from the past and the present input, receives the target, and adds the gradient of the
     weighted losses to its gradients. An update divides the gradients by the sum of weights, clips them, and
-    runs the optimiser. Losses, and so gradients, are of the parameters before the update.
+    runs the optimiser. Losses and gradients belong to the parameters before the update.
 
     Args:
         model: a causal model `model(inputs, state, reset=reset) -> (prediction, state)` with `init_state`: a
@@ -92,8 +108,8 @@ class Learner(ABC):
     Attributes:
         name: the learner's name.
         chunk_only: why the learner has no `step`; None for learners that have.
-        memory: what is carried from step to step, a dict of trees of tensors (b, ..): "state" is the model's
-            state. None before the first step. Values may be replaced.
+        memory: a dict of trees of tensors (b, ..), carried from step to step: "state" is the model's state.
+            None before the first step. Values may be replaced.
         steps: number of steps seen.
 
     Raises:
@@ -142,8 +158,8 @@ class Learner(ABC):
         """Learn from one step; arguments and errors as in `chunk`, without the axis of time."""
         if self.chunk_only is not None:
             raise ValueError(f"`{self.name}` learns from chunks only: {self.chunk_only} Call `chunk`.")
-        in_time = (None if part is None else part.unsqueeze(1) for part in (inputs, targets, reset, weight))
-        step = self.chunk(*in_time, update=update)  # type: ignore[arg-type]
+        piece = map_tree(lambda tensor: tensor.unsqueeze(1), Piece(inputs, targets, reset, weight))
+        step = self.chunk(*piece, update=update)
         return Step(step.prediction.squeeze(1), step.loss.squeeze(1), step.updated)
 
     def chunk(
@@ -170,16 +186,16 @@ class Learner(ABC):
                 and gradients are then as before the piece that contains the step.
             TypeError: `reset` is not bool, or `weight` is not of a floating dtype.
         """
-        self._check(inputs, targets, reset, weight)
+        self._check(Piece(inputs, targets, reset, weight))
         if weight is not None and targets.is_floating_point():
             # NaN stays NaN under a weight of 0
             none = (weight == 0).reshape(*weight.shape, *[1] * (targets.dim() - 2))
             targets = targets.masked_fill(none, 0)
         self._require_finite("targets", targets)
-        found: list[Step] = []
-        for start, stop in self._pieces(inputs.shape[1], update):
-            given = (None if x is None else x[:, start:stop] for x in (reset, weight))
-            learnt = self._learn_finite(inputs[:, start:stop], targets[:, start:stop], *given)
+        whole, found = Piece(inputs, targets, reset, weight), list[Step]()
+        for start, stop in self._spans(inputs.shape[1], update):
+            part = Piece(*(None if x is None else x[:, start:stop] for x in whole))  # type: ignore[arg-type]
+            learnt = self._learn_finite(part)
             due = update and self.optimizer is not None and self._is_due(stop, inputs.shape[1])
             if due:
                 self.update()
@@ -211,6 +227,7 @@ class Learner(ABC):
         norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
         self._gradients, self._weight = [None] * len(self._named), 0.0
         if not norm.isfinite():
+            self._clear()
             raise DivergedError(
                 f"a gradient of `{self.name}` is NaN or infinite at step {self.steps}; the parameters are as "
                 "before. Take a smaller learning rate, or clip by `clip_norm`."
@@ -218,8 +235,7 @@ class Learner(ABC):
         if self.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         self.optimizer.step()
-        for p in self.parameters:
-            p.grad = None
+        self._clear()
 
     def reset(self, rows: Bool[Tensor, "b"] | None = None) -> None:
         """Set the memory to that of a new learner.
@@ -308,15 +324,8 @@ class Learner(ABC):
         return {"state": self.model.init_state(rows, device=device)}  # type: ignore[operator]
 
     @abstractmethod
-    def learn(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        reset: Tensor | None,
-        weight: Tensor | None,
-        memory: dict[str, Tree],
-    ) -> Learnt:
-        """Return what follows from a piece; `self` does not change."""
+    def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
+        """Return predictions, losses, gradients and the memory after a piece; do not change `self`."""
 
     def run(self, inputs: Tensor, state: Tree, reset: Tensor | None) -> tuple[Tensor, Tree]:
         """Run the model on the next steps of its streams."""
@@ -334,11 +343,15 @@ class Learner(ABC):
         return None
 
     def __repr__(self) -> str:
-        """Return the learner's name, its options, and what it keeps per stream."""
+        """Return the learner's name and options."""
         options = ", ".join(f"{name}={value!r}" for name, value in self.options().items())
         return f"{self.name}({options})"
 
-    def _pieces(self, time: int, update: bool) -> Iterator[tuple[int, int]]:
+    def _clear(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+    def _spans(self, time: int, update: bool) -> Iterator[tuple[int, int]]:
         """Yield start and stop of the pieces of a chunk."""
         start, at = 0, self.steps
         while start < time:
@@ -354,14 +367,12 @@ class Learner(ABC):
         """Return whether an update follows a piece, which `steps` counts, that ends at `stop` of a chunk."""
         return stop == time if self.update_every == "chunk" else self.steps % self.update_every == 0
 
-    def _learn_finite(
-        self, inputs: Tensor, targets: Tensor, reset: Tensor | None, weight: Tensor | None
-    ) -> Learnt:
-        """Learn from a piece; keep nothing of it if a number is not finite."""
+    def _learn_finite(self, piece: Piece) -> Learnt:
+        """Learn from a piece; keep no result of a piece whose losses are not finite."""
         memory = self.memory
         if memory is None:
-            memory = self.first_memory(len(inputs), inputs.device)
-        learnt = self.learn(inputs, targets, reset, weight, memory)
+            memory = self.first_memory(len(piece.inputs), piece.inputs.device)
+        learnt = self.learn(piece, memory)
         self._require_finite("loss", learnt.loss)
         # detached: a graph of the past would grow without end
         self.memory = map_tree(Tensor.detach, learnt.memory)
@@ -369,27 +380,25 @@ class Learner(ABC):
             old if new is None else (new.detach() if old is None else old + new.detach())
             for old, new in zip(self._gradients, learnt.gradients, strict=True)
         ]
-        self._weight += float(targets.shape[0] * targets.shape[1] if weight is None else weight.sum())
-        self.steps += inputs.shape[1]
+        self._weight += learnt.loss.numel() if piece.weight is None else float(piece.weight.sum())
+        self.steps += piece.inputs.shape[1]
         return learnt
 
-    def _check(self, inputs: Tensor, targets: Tensor, reset: Tensor | None, weight: Tensor | None) -> None:
+    def _check(self, piece: Piece) -> None:
         """Raise an error for arguments that `chunk` does not take."""
+        inputs, _, reset, weight = piece
         if inputs.dim() < 2 or not inputs.shape[0] or not inputs.shape[1]:
             raise ValueError(
                 "`inputs` must have shape (batch, time, ..) with at least one row and one step; got "
                 f"{tuple(inputs.shape)}. A single step has time 1, or goes to `step` without that axis."
             )
         shape = inputs.shape[:2]
-        for name, tensor, exact in (
-            ("targets", targets, False),
-            ("reset", reset, True),
-            ("weight", weight, True),
-        ):
-            if tensor is not None and (tensor.shape if exact else tensor.shape[:2]) != shape:
+        for name, tensor in zip(piece._fields[1:], piece[1:], strict=True):
+            more = name == "targets"
+            if tensor is not None and (tensor.shape[:2] if more else tensor.shape) != shape:
                 raise ValueError(
-                    f"`{name}` must have shape (batch, time{'' if exact else ', ..'}) with (batch, time) = "
-                    f"{tuple(shape)}; got {tuple(tensor.shape)}. Pass one per stream and step."
+                    f"`{name}` must have shape (batch, time{', ..' if more else ''}) with (batch, time) = "
+                    f"{tuple(shape)}; got {tuple(tensor.shape)}. Pass one value per stream and step."
                 )
         if reset is not None and reset.dtype != torch.bool:
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")

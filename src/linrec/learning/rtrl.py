@@ -1,8 +1,8 @@
 """Real-time recurrent learning: of element-wise recurrences in chunks, and of any small model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 from typing_extensions import override
 
 from linrec.learning.layers import Layer, Past, find_layers, influences, watching
-from linrec.learning.learner import Learner, Learnt
+from linrec.learning.learner import Learner, Learnt, Piece
 from linrec.mixers.lru import LRU
 from linrec.mixers.lstm import LSTM
 from linrec.rules import choice, require
@@ -117,15 +117,8 @@ class RTRL(Learner):
         return super().first_memory(rows, device) | {"traces": traces}
 
     @override
-    def learn(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        reset: Tensor | None,
-        weight: Tensor | None,
-        memory: dict[str, Tree],
-    ) -> Learnt:
-        spatial = self.credit == "spatial" and inputs.shape[1] > 1
+    def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
+        spatial = self.credit == "spatial" and piece.inputs.shape[1] > 1
         copies = {
             layer.path: {
                 name: layer.weights[name].detach().clone().requires_grad_() for name in self.one_step(layer)
@@ -133,17 +126,15 @@ class RTRL(Learner):
             for layer in self.layers
         }
         with watching(self.layers, copies if spatial else None) as calls:
-            prediction, state = self.run(inputs, memory["state"], reset)
-        loss = self.loss(prediction, targets)
+            prediction, state = self.run(piece.inputs, memory["state"], piece.reset)
+        loss = self.loss(prediction, piece.targets)
         traces: dict[str, dict[str, Tensor]] = {}
-        local = {}
         with _flushing():
-            for layer in self.layers:
-                local[layer.path] = influences(layer, calls[layer.path])
+            local = {layer.path: influences(layer, calls[layer.path]) for layer in self.layers}
         starts = [start for layer in self.layers for start in calls[layer.path].starts]
         ones = [p for layer in self.layers for p in copies[layer.path].values()] if spatial else []
         found = torch.autograd.grad(
-            self.weighted(loss, weight), [*self.parameters, *starts, *ones], allow_unused=True
+            self.weighted(loss, piece.weight), [*self.parameters, *starts, *ones], allow_unused=True
         )
         gradients: dict[nn.Parameter, Tensor | None] = dict(zip(self.parameters, found, strict=False))
         rest = iter(found[len(self.parameters) :])
@@ -219,6 +210,23 @@ class LSTM1997(RTRL):
         return find_layers(self.model, cells)
 
 
+class _Mode(NamedTuple):
+    """The parameters of an LRU that have traces, and those that do not learn."""
+
+    traced: Sequence[str] = ()
+    fixed: Sequence[str] = ()
+
+
+LRU_PARAMETERS = ("nu_log", "theta_log", "gamma_log", "B")
+MODES: Mapping[Mode, _Mode] = {
+    "full": _Mode(traced=LRU_PARAMETERS),
+    "full_rec": _Mode(traced=LRU_PARAMETERS[:3]),
+    "1truncated": _Mode(),
+    "spatial": _Mode(fixed=LRU_PARAMETERS[:2]),
+    "reservoir": _Mode(fixed=LRU_PARAMETERS),
+}
+
+
 class OnlineLRU(RTRL):
     """Online learning of LRUs, in the modes that its paper compares.
 
@@ -258,15 +266,8 @@ class OnlineLRU(RTRL):
                 f"the recurrent layers must be of mixer 'lru' without a forget gate for `{self.name}`; "
                 f"`{layer.path or 'model'}` is {type(layer.mixer).__name__}. Take 'rtrl'.",
             )
-        traced = {
-            "full": ("nu_log", "theta_log", "gamma_log", "B"),
-            "full_rec": ("nu_log", "theta_log", "gamma_log"),
-        }
-        kept = traced.get(self.mode, ())
-        return [
-            layer._replace(owners={name: owner for name, owner in layer.owners.items() if name in kept})
-            for layer in found
-        ]
+        kept = MODES[self.mode].traced
+        return [layer._replace(owners={name: layer.owners[name] for name in kept}) for layer in found]
 
     @override
     def options(self) -> dict[str, Any]:
@@ -274,12 +275,11 @@ class OnlineLRU(RTRL):
 
     @override
     def one_step(self, layer: Layer) -> Sequence[str]:
-        return [name for name in ("nu_log", "theta_log", "gamma_log", "B") if name not in layer.owners]
+        return [name for name in LRU_PARAMETERS if name not in layer.owners]
 
     @override
     def fixed(self, layer: Layer) -> Sequence[str]:
-        of = {"spatial": ("nu_log", "theta_log"), "reservoir": ("nu_log", "theta_log", "gamma_log", "B")}
-        return of.get(self.mode, ())
+        return MODES[self.mode].fixed
 
 
 class DenseRTRL(Learner):
@@ -331,20 +331,14 @@ class DenseRTRL(Learner):
         }
 
     @override
-    def learn(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        reset: Tensor | None,
-        weight: Tensor | None,
-        memory: dict[str, Tree],
-    ) -> Learnt:
+    def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
         h_0 = _joined(memory["state"]).detach().requires_grad_()
-        prediction, state = self.run(inputs, _parted(h_0, memory["state"]), reset)
-        loss = self.loss(prediction, targets)
-        found = torch.autograd.grad(self.weighted(loss, weight), [*self.parameters, h_0], allow_unused=True)
-        gradients, error = dict(zip(self._named, found, strict=False)), found[-1]
-        J, traces = self._influences(inputs, memory["state"], reset)
+        prediction, state = self.run(piece.inputs, _parted(h_0, memory["state"]), piece.reset)
+        loss = self.loss(prediction, piece.targets)
+        wanted = [*self.parameters, h_0]
+        *found, error = torch.autograd.grad(self.weighted(loss, piece.weight), wanted, allow_unused=True)
+        gradients = dict(zip(self._named, found, strict=True))
+        J, traces = self._influences(piece.inputs, memory["state"], piece.reset)
         for name, held in memory["traces"].items():
             if error is not None:
                 far = torch.einsum("bn,bn...->...", error, held)

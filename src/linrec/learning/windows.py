@@ -3,10 +3,9 @@
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
-from linrec.learning.learner import Learner, Learnt
+from linrec.learning.learner import Learner, Learnt, Piece
 from linrec.rules import at_least
 from linrec.trees import Tree
 
@@ -16,8 +15,8 @@ __all__ = ["BPTT", "TBPTT"]
 class TBPTT(Learner):
     """Backpropagation through time, truncated: gradients do not pass the boundaries of windows.
 
-    The state is carried over a boundary, and held constant there. The memory is the state between windows,
-    and the activations of a window within one. The bias: whatever is older than the window has no credit.
+    The state is carried over a boundary, and held constant there. Between windows, the memory is the state;
+    within a window, also its activations. The bias: steps before the window get no credit.
 
     Args:
         window: steps K of a window, counted from the start of the stream. None makes each chunk a window.
@@ -61,17 +60,10 @@ class TBPTT(Learner):
         return None if self.window is None else (step // self.window + 1) * self.window
 
     @override
-    def learn(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        reset: Tensor | None,
-        weight: Tensor | None,
-        memory: dict[str, Tree],
-    ) -> Learnt:
-        prediction, state = self.run(inputs, memory["state"], reset)
-        loss = self.loss(prediction, targets)
-        gradients = torch.autograd.grad(self.weighted(loss, weight), self.parameters, allow_unused=True)
+    def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
+        prediction, state = self.run(piece.inputs, memory["state"], piece.reset)
+        loss = self.loss(prediction, piece.targets)
+        gradients = torch.autograd.grad(self.weighted(loss, piece.weight), self.parameters, allow_unused=True)
         return Learnt(prediction, loss, gradients, {"state": state})
 
 
@@ -96,13 +88,5 @@ class BPTT(TBPTT):
             raise ValueError(f"`update_every` of `bptt` must be 'chunk'; got {self.update_every}.")
 
     @override
-    def learn(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        reset: Tensor | None,
-        weight: Tensor | None,
-        memory: dict[str, Tree],
-    ) -> Learnt:
-        first = self.first_memory(len(inputs), inputs.device)
-        return super().learn(inputs, targets, reset, weight, first)
+    def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
+        return super().learn(piece, self.first_memory(len(piece.inputs), piece.inputs.device))

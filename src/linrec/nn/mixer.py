@@ -99,7 +99,7 @@ class Mixer(Float32Module):
         super().__init__()
         at_least(1, d_model=d_model)
         self.d_model = d_model
-        # what the last state was checked against: batch and precision of a call, and `init_state` for both
+        # batch and precision of the last call with a state, and the `init_state` that checked that state
         self._start: tuple[tuple[Any, ...], State] | None = None
         # dtype of the parameters, and the state of one row after zero steps, on "meta"
         self._zero_steps: tuple[torch.dtype, State] | None = None

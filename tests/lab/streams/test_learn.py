@@ -1,5 +1,7 @@
 """`linrec learn`: what it writes, and that a run that ends at any time goes on with the same numbers."""
 
+import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -15,6 +17,7 @@ from linrec.cli.dispatch import run
 from linrec.errors import ConfigError, RunFolderError
 from linrec.lab.streams.learn import LearnConfig, learn, stored_config
 from linrec.lab.train.checkpoint import load_checkpoint
+from linrec.models import LanguageModel, ModelConfig
 from tests.tiers import thorough
 
 SMALL = LearnConfig("delay-copy", {"delays": (3,), "every": 130}, d_model=8, window=50, checkpoint_every=70)
@@ -61,40 +64,35 @@ def test_memory_is_the_same_after_many_steps(tmp_path):
     assert sizes[0] == sizes[1]
 
 
+def stamp(folder):
+    """Return when a run wrote its newest checkpoint; None for a folder that is no run yet."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "config.json").stat()
+        return (folder / "checkpoint.safetensors").stat().st_mtime_ns
+    return None
+
+
 @thorough
 def test_a_run_that_is_killed_at_any_time_goes_on_with_the_same_bits(tmp_path):
-    words = [
-        "learn",
-        "delay-copy",
-        "--stream-args",
-        "every=200",
-        "--d-model",
-        "8",
-        "--steps",
-        "4000",
-        "--window",
-        "100",
-    ]
-    words += ["--checkpoint-every", "150"]
-    assert run([*words, "--out", str(tmp_path / "whole")]) == 0
+    options = "learn delay-copy --stream-args every=200 --d-model 8 --window 100 --checkpoint-every 150"
+    steps = ["--steps", "8000"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run([*options.split(), *steps, "--out", str(whole)]) == 0
+    words, rest = [*options.split(), *steps, "--out", str(killed)], ["learn", "--resume", str(killed), *steps]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed, command = tmp_path / "killed", [sys.executable, "-m", "linrec"]
-    rest = ["learn", "--resume", str(killed), "--steps", "4000"]
-    next_words = [*words, "--out", str(killed)]
-    kills = 0
-    while kills < 3:
-        process = subprocess.Popen([*command, *next_words], env=environment, stderr=subprocess.DEVNULL)
-        while not (killed / "checkpoint.safetensors").exists() and process.poll() is None:
-            time.sleep(0.05)
-        time.sleep(4 + 0.37 * kills)
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills, next_words = kills + 1, rest
-    assert kills
+    for kills in range(3):
+        written = stamp(killed)
+        command = [sys.executable, "-m", "linrec", *(rest if kills else words)]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        # soon after a checkpoint of its own
+        while stamp(killed) in (None, written) and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(0.05 * kills)
+        process.kill()
+        # the first process cannot have ended: it has written one checkpoint of fifty
+        assert process.wait() == -signal.SIGKILL or kills
     assert run(rest) == 0
-    assert_same_run(tmp_path / "whole", killed)
+    assert_same_run(whole, killed)
 
 
 def test_a_stopped_run_says_how_to_go_on(tmp_path):
@@ -156,11 +154,53 @@ def test_another_run_is_not_replaced(tmp_path):
         learn(LearnConfig("sines"), tmp_path / "other", steps=8, model=SMALL.make_model(SMALL.make_stream()))
 
 
-def test_code_of_others_is_not_run(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mixer": "stranger.payload:Mixer"},
+        # an argument may name a mixer too
+        {"mixer": "block_state", "mixer_args": {"ssm": "stranger.payload:Mixer"}},
+        {"language_model": {"vocab_size": 4, "mixer": "stranger.payload:Mixer"}},
+    ],
+)
+def test_code_of_others_is_not_run(tmp_path, capsys, changes):
     learn(SMALL, tmp_path / "run", steps=8)
     path = tmp_path / "run/config.json"
     stored = json.loads(path.read_text())
-    stored["config"]["mixer"] = "stranger.payload:Mixer"
+    stored["config"] |= changes
     stored.pop("checksum", None)
     path.write_text(json.dumps(stored))
-    assert run(["learn", "--resume", str(tmp_path / "run")]) == 2
+    for words in (["--resume", str(tmp_path / "run")], ["sines", "--init-from", str(tmp_path / "run")]):
+        assert run(["learn", *words]) == 2
+        assert "--trust-code" in capsys.readouterr().err
+
+
+def test_a_run_from_another_model_is_resumed(tmp_path):
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    stream = ["learn", "delay-copy", "--stream-args", "delays=(2,)"]
+    assert run([*stream, "--steps", "40", "--out", first, "--mixer", "min_gru", "--d-model", "8"]) == 0
+    assert run([*stream, "--steps", "40", "--out", second, "--init-from", first]) == 0
+    assert stored_config(tmp_path / "second").mixer == "min_gru"
+    assert run(["learn", "--resume", second, "--steps", "80"]) == 0
+
+
+def test_a_language_model_goes_on_learning_and_is_resumed(tmp_path):
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(vocab_size=256, d_model=8, n_layers=2, mixer=("lru", "min_gru")))
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"to be or not to be, that is the question. " * 8)
+    config = LearnConfig(str(path), checkpoint_every=64).continuing(model)
+    twin = copy.deepcopy(model)
+    learn(config, tmp_path / "whole", steps=128, model=model)
+    learn(config, tmp_path / "parts", steps=64, model=twin)
+    learn(stored_config(tmp_path / "parts"), tmp_path / "parts", steps=128, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_checkpoint_of_another_run_is_one_line(tmp_path, capsys):
+    learn(SMALL, tmp_path / "run", steps=8)
+    learn(dataclasses.replace(SMALL, learner="tbptt"), tmp_path / "other", steps=8)
+    name = "checkpoint.safetensors"
+    (tmp_path / "run" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    assert run(["learn", "--resume", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linrec.files import reason, replacing
+from linrec.files import replacing
 from linrec.lab.bench.jobs import NAMED
 from linrec.lab.report.records import Stored, read_job, write_table
 from linrec.lab.report.scores import score_of
 from linrec.lab.tasks.images import NOISES
-from linrec.lab.train import TrainError
+from linrec.lab.train.run import writing
 
 PARQUET = "rows.parquet"
 MEASURED = ("chance", "trivial_score", "state_elements", "speed_by_length")
@@ -47,7 +47,7 @@ def write_rows(folders: Sequence[Path], out: Path) -> list[Path]:
     """
     jobs = [read_job(folder) for folder in folders]
     names = [folder.relative_to(out).as_posix() for folder in folders]
-    try:
+    with writing(f"write the rows to {out}"):
         files = [*write_table(list(zip(names, jobs, strict=True)), out)]
         try:
             import pyarrow
@@ -60,8 +60,6 @@ def write_rows(folders: Sequence[Path], out: Path) -> list[Path]:
         flat = [{name: _plain(row.get(name)) for name in columns} for row in rows]
         with replacing(out / PARQUET) as partial:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), partial)
-    except OSError as error:
-        raise TrainError(f"could not write the rows to {out}: {reason(error)}.") from error
     return [*files, out / PARQUET]
 
 

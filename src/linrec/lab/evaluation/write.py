@@ -1,10 +1,9 @@
 """Evaluation of a run's model on a text: the choice of text and window lengths, and the written files."""
 
-import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from linrec.lab.tasks import LanguageModeling, SplitName, TokenSplit
 from linrec.lab.tasks.base import SPLIT_NAMES
 from linrec.lab.train import Run
 from linrec.lab.train.records import provenance
-from linrec.lab.train.run import language_task, tokenizer_of, write_json
+from linrec.lab.train.run import language_task, tokenizer_of, write_json, writing
 from linrec.literals import Precision
 from linrec.text import CharacterTokenizer, DataError, Tokenizer
 
@@ -241,7 +240,7 @@ def evaluate_run(
     chosen = _lengths(text, trained, lengths)
     folder = run.path if out is None else Path(out)
     model = run.model(device)
-    with _writing(folder):
+    with writing(f"write to {folder}", RunFolderError):
         folder.mkdir(parents=True, exist_ok=True)
 
     windows = partial(evaluate_windows, model, tokens, batch_tokens=batch_tokens, precision=precision)
@@ -270,7 +269,7 @@ def evaluate_run(
         "command": command,
         **provenance(torch.device(device)),
     }
-    with _writing(folder):
+    with writing(f"write to {folder}", RunFolderError):
         style.save(_drawn(found), folder / PICTURE)
     write_json(folder / PERPLEXITY, content)
     return found
@@ -386,11 +385,3 @@ def _drawn(found: Evaluation) -> Figure:
     carried = next((score.perplexity for score in found.scores if score.length is None), None)
     lengths, perplexities = zip(*windows, strict=True)
     return draw_perplexity(lengths, perplexities, trained=found.trained, carried=carried)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(f"could not write to {folder}: {error.strerror or error}.") from error

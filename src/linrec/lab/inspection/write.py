@@ -34,7 +34,7 @@ from linrec.lab.tasks import LanguageModeling, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
 from linrec.lab.train.records import provenance
-from linrec.lab.train.run import language_task, tokenizer_of, write_json
+from linrec.lab.train.run import language_task, tokenizer_of, write_json, writing
 from linrec.models.config import spelled
 from linrec.text import Tokenizer
 
@@ -214,14 +214,12 @@ def write_inspection(
         cure = "" if matrices else " Leave --no-matrices out to see its token-mixing matrices."
         raise ConfigError(f"nothing can be shown of the mixer {mixer!r}: it has no transitions.{cure}")
     folder = run.path / FOLDER if out is None else Path(out)
-    try:
+    with writing(f"write to {folder}", RunFolderError):
         if out is None:
             make_subfolder(run.path, FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         pictures, missing = _draw(layers, tokens, folder)
         write_text(folder / PAGE, _page(run, tokens, layers, pictures, missing, command))
-    except OSError as error:
-        raise RunFolderError(f"could not write to {folder}: {error.strerror or error}.") from error
     content = {
         "run": str(run.path),
         "recipe": run.config.name,

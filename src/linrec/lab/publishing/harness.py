@@ -7,14 +7,13 @@ from typing import Any, TypedDict
 
 import torch
 
-from linrec.errors import ConfigError, TrainError
+from linrec.errors import ConfigError
 from linrec.extras import import_extra
 from linrec.field_types import read_content
-from linrec.files import reason, write_json
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import fast_tokenizer, make_room
 from linrec.lab.train import Run
-from linrec.lab.train.run import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of, write_json
 from linrec.literals import Precision
 
 __all__ = ["FILE", "evaluate_tasks", "read_tasks"]
@@ -110,10 +109,7 @@ def evaluate_tasks(
         "precision": precision,
         "lm_eval": import_extra("lm_eval", PURPOSE).__version__,
     }
-    try:
-        write_json(run.path / FILE, {"scores": scores, **about})
-    except OSError as error:
-        raise TrainError(f"could not write {run.path / FILE}: {reason(error)}.") from error
+    write_json(run.path / FILE, {"scores": scores, **about})
     return scores
 
 

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from linrec import __version__
 from linrec.errors import RunFolderError, TrainError
 from linrec.extras import one_line
-from linrec.files import creating, reason
+from linrec.files import creating
 from linrec.hf.config import LinrecConfig
 from linrec.hf.exchange import to_hugging_face
 from linrec.hf.tokenizer import add_end, fast_tokenizer, make_room
@@ -16,7 +16,7 @@ from linrec.lab.publishing.card import model_card
 from linrec.lab.publishing.harness import read_tasks
 from linrec.lab.report.records import read_perplexity
 from linrec.lab.train import Run
-from linrec.lab.train.run import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of, writing
 from linrec.tensor_files import seal
 
 __all__ = ["publish", "push"]
@@ -73,16 +73,13 @@ def publish(run: Run, folder: Path) -> None:
         version=__version__, classes=", ".join(names), names=", ".join(f'"{name}"' for name in names)
     )
     card = model_card(run, model, folder.name, read_perplexity(run.path), read_tasks(run.path))
-    try:
-        with creating(folder) as partial:
-            model.save_pretrained(partial)
-            for weights in partial.glob("*.safetensors"):
-                seal(weights)
-            fast.save_pretrained(partial)
-            (partial / CODE).write_text(source)
-            (partial / "README.md").write_text(card, encoding="utf-8")
-    except OSError as error:
-        raise TrainError(f"could not write {folder}: {reason(error)}.") from error
+    with writing(f"write {folder}"), creating(folder) as partial:
+        model.save_pretrained(partial)
+        for weights in partial.glob("*.safetensors"):
+            seal(weights)
+        fast.save_pretrained(partial)
+        (partial / CODE).write_text(source)
+        (partial / "README.md").write_text(card, encoding="utf-8")
 
 
 def push(folder: Path, repository: str) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from linrec.files import reason
 from linrec.generation import stream
 from linrec.lab.report.records import CURVES, ROWS, Stored, read_stored, write_table
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import Run, RunFolderError
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
-from linrec.lab.train.run import run_of, tokenizer_of
+from linrec.lab.train.run import run_of, tokenizer_of, writing
 from linrec.text import DataError, Tokenizer
 
 SAMPLE = "sample"
@@ -102,10 +101,8 @@ def collect_runs(
             f"{table} would have two runs of other configurations called {min(twice)!r}; pass another --out."
         )
     kept = [(name, _kept(run, trust_code)) for name, _, run in once]
-    try:
+    with writing(f"write the table to {out}", RunFolderError):
         return write_table(kept, Path(out))
-    except OSError as error:
-        raise RunFolderError(f"could not write the table to {out}: {reason(error)}.") from error
 
 
 def _settings(run: Stored) -> list[Any]:

@@ -25,6 +25,7 @@ from linrec.lab.report.records import read_runs
 from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
+from linrec.lab.train.run import writing
 from linrec.models.config import spelled
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
@@ -109,16 +110,12 @@ def write_report(
     compared = {comparison.label for comparison in comparisons}
     alone = [arm.label for arm in arms if baseline and arm.results and arm.label not in compared]
     page = Path(out_dir) / "report.html"
-    try:
+    with writing(f"write the report to {page.parent}", RunFolderError):
         page.parent.mkdir(parents=True, exist_ok=True)
         pictures, missing = _draw(arms, page.parent)
         samples = _samples(arms, missing)
         missing += [f"The baseline has no run like those of {label}." for label in alone]
         write_text(page, render_page(arms, pictures, missing, comparisons, samples))
-    except OSError as error:
-        raise RunFolderError(
-            f"could not write the report to {page.parent}: {error.strerror or error}."
-        ) from error
     return page
 
 

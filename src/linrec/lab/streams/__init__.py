@@ -1,12 +1,12 @@
 """Streams for learning online: endless, seen once, each with the losses of simple predictors."""
 
 from linrec.errors import unknown
-from linrec.lab.streams.base import Piece, Regime, Stream
+from linrec.lab.streams.base import Regime, Stream
 from linrec.lab.streams.signals import BouncingGlyphs, MackeyGlassDrift, Sines, TracePatterning
 from linrec.lab.streams.symbols import AddMemory, DelayCopy, Texts
 
 __all__ = [
-    "AddMemory", "BouncingGlyphs", "DelayCopy", "MackeyGlassDrift", "Piece", "Regime", "Sines", "Stream",
+    "AddMemory", "BouncingGlyphs", "DelayCopy", "MackeyGlassDrift", "Regime", "Sines", "Stream",
     "Texts", "TracePatterning", "get", "names",
 ]  # fmt: skip
 

@@ -9,33 +9,22 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Num
-from torch import Tensor
+from jaxtyping import Float
 
+from linrec.learning import Piece
 from linrec.rules import at_least
 
-__all__ = ["Arrays", "Drawn", "Piece", "Regime", "Stream"]
+__all__ = ["Arrays", "Drawn", "Regime", "Stream"]
 
 Arrays: TypeAlias = dict[str, np.ndarray]
-"""What a stream carries from one block to the next."""
-
-
-class Piece(NamedTuple):
-    """The next n steps of all rows of a stream.
-
-    Args:
-        inputs: tokens (b, n) int64, or features (b, n, f) float32.
-        targets: classes (b, n) int64, -100 at steps without a target; or reals (b, n, m) float32.
-        reset: true where a row starts anew (b, n), or None.
-    """
-
-    inputs: Num[Tensor, "b n *f"]
-    targets: Num[Tensor, "b n *m"]
-    reset: Bool[Tensor, "b n"] | None = None
+"""Arrays that a stream carries from one block to the next."""
 
 
 class Drawn(NamedTuple):
-    """A block of a stream, as arrays of the shapes of `Piece`; targets that are NaN do not count."""
+    """A block of a stream: tokens (b, n) int64 or features (b, n, f) float32, and targets.
+
+    Targets are classes (b, n) int64, or reals (b, n, m) float32. Steps with -100 or NaN have no target.
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -57,8 +46,9 @@ class Regime(NamedTuple):
 class Stream(ABC):
     """An endless stream of independent rows, a pure function of its fields.
 
-    Blocks are drawn one after the other, each from its number and the seed, and what one block carries to
-    the next; so a stream goes on at any step, and does not depend on how many steps are read at a time.
+    Blocks are drawn one after the other, each from the seed, the block's number, and the arrays that the
+    block before carries on. So a stream resumes at any step, and does not depend on how many steps are read
+    at a time.
 
     Args:
         rows: number of rows b.
@@ -103,14 +93,15 @@ class Stream(ABC):
         return Piece(torch.from_numpy(inputs), torch.from_numpy(targets))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream is: the step, and what its block started with."""
+        """Return the step, the number of its block, and the arrays at the block's start."""
         return {"step": self._at, "block": self._number, "carried": dict(self._before)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a stream of the same fields was."""
+        """Resume at the place of another stream with the same fields."""
         self._at, self._drawn = state["step"], None
         self._after = {name: np.array(array) for name, array in state["carried"].items()}
-        self._number = state["block"] - 1
+        # no block is drawn before the first step
+        self._number = max(state["block"] - 1, -1)
         if state["block"] >= 0:
             self._block_of(state["block"])
 
@@ -120,17 +111,17 @@ class Stream(ABC):
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        """Losses of what is known about the stream, by a short description; the first needs no memory."""
+        """Losses of simple predictors, by a short description; the first predictor has no memory."""
         return {}
 
     @abstractmethod
     def draw(self, start: int, random: np.random.Generator, carried: Arrays) -> tuple[Drawn, Arrays]:
-        """Return the block that starts at a step, and what it carries to the next.
+        """Return the block that starts at a step, and the arrays that the next block needs.
 
         Args:
             start: number of the block's first step.
             random: the block's generator.
-            carried: what the block before carried; empty at the start.
+            carried: the arrays that the block before returned; empty at the start.
         """
 
     def random(self, *numbers: int) -> np.random.Generator:

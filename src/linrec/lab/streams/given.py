@@ -13,7 +13,8 @@ import torch
 
 from linrec.errors import DataError
 from linrec.files import reason
-from linrec.lab.streams.base import Piece, Regime
+from linrec.lab.streams.base import Regime
+from linrec.learning import Piece
 
 __all__ = ["GivenStream"]
 
@@ -80,11 +81,11 @@ class GivenStream:
         return Piece(tokens[:, :-1], tokens[:, 1:])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream is: the step, the place in the file, and what was read last."""
+        """Return the step, the place in the file, and the value read last."""
         return {"step": self.step, "offset": self._offset, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place of the file; standard input goes on with what comes."""
+        """Resume at a place of the file; standard input continues with its next byte."""
         self.step, self._offset, self._last = state["step"], state["offset"], list(state["last"])
 
     def _values(self, n: int) -> list[list[float]]:

@@ -1,42 +1,49 @@
 """Learn from a stream without end: `linrec learn`."""
 
-import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from linrec.errors import CheckpointError, ConfigError, InterruptedRunError, RunFolderError
-from linrec.files import append_to, json_line, read_json, reason, write_json, write_text
+from linrec.field_types import check_types
+from linrec.files import read_json, reason
 from linrec.lab.streams import get, names
 from linrec.lab.streams.base import Stream
 from linrec.lab.streams.given import GivenStream
 from linrec.lab.streams.prequential import Prequential, forgotten, recoveries
 from linrec.lab.tasks import NO_TARGET
 from linrec.lab.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from linrec.lab.train.config import check_trusted, lists_to_tuples
 from linrec.lab.train.progress import Interrupt
-from linrec.lab.train.records import provenance
-from linrec.lab.train.run import CONFIG, RESULT, lock_run_folder
+from linrec.lab.train.records import MetricsLog, provenance
+from linrec.lab.train.run import CONFIG, RESULT, lock_run_folder, write_json, writing
 from linrec.learning import Learner, build_learner
-from linrec.models import LanguageModel, SequenceClassifier, SequenceClassifierConfig
+from linrec.models import (
+    LanguageModel,
+    ModelConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    StackConfig,
+)
 from linrec.rules import at_least
 from linrec.trees import leaves, map_tree
 
 __all__ = ["LearnConfig", "Learning", "learn"]
 
-METRICS = "metrics.jsonl"
+# the errors of a checkpoint that another configuration wrote
+FOREIGN = (AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 AnyStream: TypeAlias = Stream | GivenStream
 
 
 @dataclass(frozen=True)
 class LearnConfig:
-    """What `linrec learn` does; all values are plain.
+    """Configuration of `linrec learn`; all values are plain.
 
     Args:
         stream: name of a stream, a file, or "-" for standard input.
@@ -48,6 +55,8 @@ class LearnConfig:
         mixer_args: arguments of the mixer.
         d_model: width of the model.
         n_layers: number of blocks.
+        language_model: fields of a `ModelConfig`, for a language model in place of a new encoder of the
+            `mixer`; None for an encoder.
         chunk: steps that are learnt at a time.
         lr: learning rate of Adam.
         clip_norm: maximum norm of the gradients.
@@ -66,6 +75,7 @@ class LearnConfig:
     mixer_args: Mapping[str, Any] = field(default_factory=dict)
     d_model: int = 32
     n_layers: int = 1
+    language_model: Mapping[str, Any] | None = None
     chunk: int = 8
     lr: float = 3e-3
     clip_norm: float | None = 1.0
@@ -77,6 +87,17 @@ class LearnConfig:
     def __post_init__(self) -> None:
         at_least(1, chunk=self.chunk, window=self.window, checkpoint_every=self.checkpoint_every)
 
+    @property
+    def import_paths(self) -> set[str]:
+        """The import paths that building the model would import; see `StackConfig`."""
+        if self.language_model is not None:
+            return self._language_model().import_paths
+        return StackConfig(mixer=self.mixer, mixer_args=dict(self.mixer_args)).import_paths
+
+    def continuing(self, model: LanguageModel) -> "LearnConfig":
+        """Return the configuration with a language model in place of the encoder."""
+        return replace(self, language_model=asdict(model.config) | {"memory": None})
+
     def make_stream(self) -> AnyStream:
         """Return the stream at its start."""
         path = None if self.stream == "-" else Path(self.stream)
@@ -87,9 +108,11 @@ class LearnConfig:
         except TypeError as error:
             raise ConfigError(f"`stream_args` of {self.stream!r}: {error}.") from error
 
-    def make_model(self, stream: AnyStream) -> SequenceClassifier:
+    def make_model(self, stream: AnyStream) -> SequenceClassifier | LanguageModel:
         """Return a model of the stream with its initial values."""
         torch.manual_seed(self.seed)
+        if self.language_model is not None:
+            return LanguageModel(self._language_model())
         return SequenceClassifier(
             SequenceClassifierConfig(
                 n_outputs=stream.n_outputs,
@@ -104,13 +127,19 @@ class LearnConfig:
             )
         )
 
+    def _language_model(self) -> ModelConfig:
+        fields: dict[str, Any] = lists_to_tuples(dict(self.language_model or {}))
+        # a learner refuses a memory across the stack
+        fields.pop("memory", None)
+        return ModelConfig(**fields)
+
 
 class Learning:
     """A stream, a model with its learner, and their scores: all that a run carries from step to step.
 
     Args:
-        config: what to learn.
-        model: a trained model to go on from; None is a new one.
+        config: the configuration.
+        model: a trained model of that configuration; None is a new model.
         device: where the model lives.
     """
 
@@ -153,13 +182,12 @@ class Learning:
         piece = self.stream.read(n)
         if piece is None:
             return False
-        inputs, targets, reset = (None if x is None else x.to(self.device) for x in piece)
-        assert inputs is not None and targets is not None
-        counts = targets != NO_TARGET
-        if targets.is_floating_point():
-            counts = ~targets.isnan().any(2)
+        piece = map_tree(lambda tensor: tensor.to(self.device), piece)
+        counts = piece.targets != NO_TARGET
+        if piece.targets.is_floating_point():
+            counts = ~piece.targets.isnan().any(2)
         weight = None if counts.all() else counts.to(torch.float32)
-        step = self.learner.chunk(inputs, targets, reset, weight)
+        step = self.learner.chunk(*piece._replace(weight=weight))
         loss = step.loss.float().cpu()
         self.scores.add(loss, counts.cpu())
         if self.first_loss is None and counts.any():
@@ -203,7 +231,19 @@ class Learning:
         return Checkpoint(tensors, {"step": self.steps, "state": _packed(state, tensors)})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where a run was."""
+        """Resume at a checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is not of this configuration.
+        """
+        try:
+            self._restore(checkpoint)
+        except FOREIGN as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit the run's configuration: {error}. Use files of a single run."
+            ) from error
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
         state = _unpacked(checkpoint.about["state"], checkpoint.tensors)
         learner = state["learner"]
         if learner["memory"] is not None:
@@ -230,11 +270,11 @@ def learn(
 ) -> dict[str, Any]:
     """Learn from a stream into a run folder; return the scores, which result.json holds too.
 
-    The folder has config.json, metrics.jsonl with a record per window, and a checkpoint. A run that is killed
-    at any time goes on from its checkpoint, and reaches the same numbers.
+    The folder has config.json, metrics.jsonl and TensorBoard events with a record per window, and a
+    checkpoint. A run that is killed at any time resumes from its checkpoint, and reaches the same numbers.
 
     Args:
-        config: what to learn.
+        config: the configuration.
         folder: the run folder; a new one unless `resume`.
         steps: number of steps in all, up to whole chunks; None goes on until the stream ends, or the run is
             stopped.
@@ -252,27 +292,27 @@ def learn(
     if not resume:
         if (folder / CONFIG).exists():
             raise RunFolderError(f"{folder} already holds a run; pass another --out, or --resume {folder}.")
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(f"create the folder {folder}", RunFolderError):
+            folder.mkdir(parents=True, exist_ok=True)
     with lock_run_folder(folder), Interrupt() as interrupt:
         if resume:
             found = load_checkpoint(folder, set_aside=True)
             if found is None:
                 raise CheckpointError(f"{folder} has no checkpoint; start again with another --out.")
             learning.restore(found)
-            _cut_metrics(folder / METRICS, learning.steps)
         else:
             about = {"command": command, **provenance(torch.device(device))}
-            write_json(folder / CONFIG, about | {"config": dataclasses.asdict(config)})
             save_checkpoint(folder, learning.checkpoint())
-        with append_to(folder / METRICS) as metrics:
+            # written last, because this file makes the folder a run folder
+            write_json(folder / CONFIG, about | {"config": asdict(config)})
+        with MetricsLog(folder, step=learning.steps, command="learn") as metrics:
             while steps is None or learning.steps < steps:
                 before, points = learning.steps, len(learning.scores.curve)
                 # whole chunks, whatever `steps` is: where a run stops changes no update
                 if not learning.advance(config.chunk):
                     break
                 if len(learning.scores.curve) != points:
-                    metrics.write(json_line(_record(learning)))
-                    metrics.flush()
+                    metrics.append(_record(learning))
                     if told is not None:
                         told(learning)
                 passed = before // config.checkpoint_every != learning.steps // config.checkpoint_every
@@ -288,20 +328,25 @@ def learn(
     return result
 
 
-def stored_config(folder: Path) -> LearnConfig:
+def stored_config(folder: Path, *, trust_code: bool = False) -> LearnConfig:
     """Return the configuration of a run of `linrec learn`.
 
     Raises:
-        RunFolderError: the folder is not such a run.
+        RunFolderError: the folder is not a run of `linrec learn`.
+        UntrustedCodeError: building the model would import code outside of linrec, without `trust_code`.
     """
     try:
         stored = read_json(folder / CONFIG)["config"]
-        return LearnConfig(**stored)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunFolderError(f"{folder} is no run of `linrec learn`: {reason(error)}.") from error
+        check_types(get_type_hints(LearnConfig), stored)
+        config = LearnConfig(**stored)
+        paths = config.import_paths
+    except (AttributeError, OSError, ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(f"{folder} is not a run of `linrec learn`: {reason(error)}.") from error
+    check_trusted("mixer", paths, trust_code)
+    return config
 
 
-def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier:
+def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier | LanguageModel:
     """Return the model of a run of `linrec learn` as its newest checkpoint has it.
 
     Raises:
@@ -319,17 +364,11 @@ def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier:
 def _record(learning: Learning) -> dict[str, Any]:
     return {
         "step": learning.steps,
+        "split": "stream",
         "loss": learning.scores.curve[-1],
         "fading": learning.scores.fading,
         "seconds": round(learning.seconds, 3),
     }
-
-
-def _cut_metrics(path: Path, step: int) -> None:
-    """Drop the records after a step, of a run that went on after its last checkpoint."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    write_text(path, "".join(kept))
 
 
 def _packed(tree: Any, tensors: dict[str, Tensor]) -> Any:

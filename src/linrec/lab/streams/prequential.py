@@ -75,8 +75,8 @@ class Prequential:
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the numbers of another."""
-        vars(self).update(state)
+        """Take over the numbers of another run."""
+        vars(self).update({name: state[name] for name in vars(self)})
 
 
 def recoveries(curve: Sequence[float], width: int, regimes: Sequence[Regime]) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def recoveries(curve: Sequence[float], width: int, regimes: Sequence[Regime]) ->
 def forgotten(
     curve: Sequence[float], width: int, regimes: Sequence[Regime], untrained: float
 ) -> list[dict[str, Any]]:
-    """Return what was forgotten of each regime that comes again.
+    """Return the loss of memory of each regime that returns.
 
     Args:
         curve: mean losses of windows.

@@ -198,7 +198,7 @@ class Texts(Stream):
         targets = np.empty((self.rows, self.block), np.int64)
         for i, begin, end in spans(start, start + self.block, self.every):
             text = self._parts[i % 3]
-            # a part that is read again goes on behind what was read before
+            # a part that returns continues behind the bytes of its last turn
             first = (i // 3) * self.every + np.arange(self.rows)[:, None] * len(text) // self.rows
             places = first + np.arange(begin, end) - i * self.every
             inputs[:, begin - start : end - start] = text[places % len(text)]

@@ -296,18 +296,18 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
     """
     try:
         check_types({"config": dict}, {"config": stored})
-        fields = _lists_to_tuples(stored)
+        fields = lists_to_tuples(stored)
         check_types({"name": str, **dict.fromkeys(("task", "model", "optim", "loop"), dict)}, fields)
         check_integers(fields)
         values = dict(fields["task"])
         check_types({"name": str}, values, "task.")
         task_name = values.pop("name")
-        _check_trusted("task", {task_name} if ":" in task_name else (), trust_code)
+        check_trusted("task", {task_name} if ":" in task_name else (), trust_code)
         task_type = tasks.get(task_name)
         task = task_type(**_checked(task_type, values, "task."))
         shape = model_type(task)
         model = shape(**_checked(shape, fields["model"], "model."))
-        _check_trusted("mixer", model.import_paths, trust_code)
+        check_trusted("mixer", model.import_paths, trust_code)
         for mixer in dict.fromkeys(model.mixer_pattern):
             arguments = model.mixer_args if isinstance(model.mixer, str) else model.mixer_args.get(mixer, {})
             hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
@@ -334,7 +334,8 @@ def _checked(kind: type, values: dict[str, Any], section: str) -> dict[str, Any]
     return values
 
 
-def _check_trusted(kind: str, paths: Collection[str], trust_code: bool | Collection[str]) -> None:
+def check_trusted(kind: str, paths: Collection[str], trust_code: bool | Collection[str]) -> None:
+    """Raise UntrustedCodeError for an import path that is not trusted, before the code is imported."""
     for name in sorted(paths):
         if trust_code is not True and (trust_code is False or name not in trust_code):
             raise UntrustedCodeError(
@@ -358,12 +359,12 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _lists_to_tuples(value: Any) -> Any:
-    # JSON has no tuples, and configurations hold tuples only
+def lists_to_tuples(value: Any) -> Any:
+    """Return JSON values with tuples in place of lists: configurations hold tuples only."""
     if isinstance(value, list):
-        return tuple(_lists_to_tuples(item) for item in value)
+        return tuple(lists_to_tuples(item) for item in value)
     if isinstance(value, dict):
-        return {name: _lists_to_tuples(item) for name, item in value.items()}
+        return {name: lists_to_tuples(item) for name, item in value.items()}
     return value
 
 

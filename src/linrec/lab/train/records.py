@@ -67,13 +67,14 @@ class MetricsLog:
         folder: the run folder.
         step: number of steps made so far. Records of later steps are dropped; they exist if the run stopped
             between two checkpoints.
+        command: the command that resumes the run.
     """
 
-    def __init__(self, folder: Path, *, step: int) -> None:
+    def __init__(self, folder: Path, *, step: int, command: str = "train") -> None:
         # imported here because the import takes a second, which commands without a log should not pay
         from torch.utils.tensorboard import SummaryWriter
 
-        self._path = folder / METRICS
+        self._path, self._command = folder / METRICS, command
         # a run that starts again from step 0 drops all earlier records
         kept = [record for record in read_metrics(folder) if record["step"] <= step] if step else []
         self.records = len(kept)
@@ -120,7 +121,8 @@ class MetricsLog:
     def _unwritable(self, error: OSError, step: int) -> TrainError:
         return TrainError(
             f"could not write {error.filename or self._path} at step {step}: {reason(error)}; "
-            f"make room and continue with: {' '.join(program())} train --resume {self._path.parent}"
+            f"make room and continue with: {' '.join(program())} {self._command} --resume "
+            f"{self._path.parent}"
         )
 
 
