@@ -21,9 +21,6 @@ def imported(path: str, what: str, kind: str, fits: Callable[[Any], bool]) -> An
         what: the kind of thing in a word, for the error: "mixer" or "task".
         kind: the class that it must be, for the error, such as "a linrec.mixers.Mixer".
         fits: whether a value of the module is such a class.
-
-    Raises:
-        ValueError: the module cannot be imported, or has no such class; the message lists its classes.
     """
     module_name, _, class_name = path.partition(":")
     try:

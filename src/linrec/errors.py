@@ -13,12 +13,7 @@ DIRECTIONS = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}
 
 
 def folded(name: str) -> str:
-    """Return a name in lower case, with its letters and digits only, to compare spellings.
-
-    Example:
-        >>> folded("RWKV-6"), folded("Gate_Loop")
-        ('rwkv6', 'gateloop')
-    """
+    """Return a name in lower case, with its letters and digits only, to compare spellings."""
     return re.sub(r"[\W_]+", "", name.lower())
 
 
@@ -31,13 +26,6 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
     Returns:
         The closest choice; the first of several that are equally close.
-
-    Raises:
-        ValueError: `choices` is empty.
-
-    Example:
-        >>> nearest("Gate-Lop", ["attention", "gate_loop"])
-        'gate_loop'
     """
     ordered = list(choices)
     if not ordered:
@@ -63,12 +51,6 @@ def unknown(
     Returns:
         A ValueError that gives the nearest match, or the choices that the nearest name stands for, and lists
         all choices.
-
-    Example:
-        >>> print(unknown("mixer", "gateloop", ["attention", "gate_loop"]))
-        there is no mixer 'gateloop'; did you mean 'gate_loop'? Choose from: 'attention', 'gate_loop'.
-        >>> print(unknown("cell", "rnns", ["gru", "lstm"], {"RNN": ("gru", "lstm")}))
-        there is no cell 'rnns'; did you mean 'gru' or 'lstm'? Choose from: 'gru', 'lstm'.
     """
     ordered = list(choices)
     if not ordered:
@@ -82,12 +64,7 @@ def unknown(
 
 
 def unknown_argument(of: str, name: str, known: Iterable[str]) -> ValueError:
-    """Return, without raising it, the error for an argument that something does not take; see `unknown`.
-
-    Example:
-        >>> print(unknown_argument("mixer 'gla'", "n_head", ["n_heads", "d_v"]))
-        there is no argument of mixer 'gla' called 'n_head'; did you mean 'n_heads'? Choose from: ...
-    """
+    """Return, without raising it, the error for an argument that something does not take; see `unknown`."""
     return unknown(f"argument of {of} called", name, known)
 
 
@@ -95,10 +72,6 @@ def printable(text: object) -> str:
     r"""Return a text with its control characters escaped, such as the start of a terminal escape sequence.
 
     Newlines and tabs stay. Bytes of a file name that are not valid UTF-8 cannot be printed and are escaped.
-
-    Example:
-        >>> printable("run\x1b[31m")
-        'run\\x1b[31m'
     """
     return "".join(map(_spelt, str(text)))
 
@@ -155,12 +128,6 @@ def memory_error(error: BaseException) -> str | None:
 
     Args:
         error: the exception. PyTorch raises a plain RuntimeError when the CPU's memory runs out.
-
-    Example:
-        >>> memory_error(RuntimeError("can't allocate memory: you tried to allocate 8 bytes"))
-        'you tried to allocate 8 bytes'
-        >>> memory_error(RuntimeError("shapes do not match")) is None
-        True
     """
     line = (str(error).splitlines() or [type(error).__name__])[0]
     for words in ("can't allocate memory: ", "Storage size calculation overflowed"):

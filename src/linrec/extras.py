@@ -30,13 +30,6 @@ def import_extra(package: str, purpose: str, *, extra: str | None = None) -> Mod
         package: name of the import, such as "tokenizers" or "rich.console".
         purpose: the feature that needs the package; the error begins with it.
         extra: the extra to install, where several have the package; None is the first.
-
-    Raises:
-        MissingExtraError: the package cannot be imported.
-
-    Example:
-        >>> import_extra("filelock", "locking a folder").__name__
-        'filelock'
     """
     try:
         return importlib.import_module(package)
@@ -50,12 +43,6 @@ def check_extra(extra: str, purpose: str) -> None:
     Args:
         extra: name of the extra, such as "lab".
         purpose: the feature that needs the extra; the error begins with it.
-
-    Raises:
-        MissingExtraError: a package is not installed; the error names the first.
-
-    Example:
-        >>> check_extra("lab", "`linrec train`")
     """
     for package in EXTRAS[extra]:
         try:
@@ -73,12 +60,6 @@ def check_version(package: str, least: str, purpose: str, *, extra: str) -> None
         least: the oldest version that works, such as "5.13".
         purpose: the feature that needs the package; the error begins with it.
         extra: the extra to install.
-
-    Raises:
-        MissingExtraError: the package is older.
-
-    Example:
-        >>> check_version("filelock", "3.12", "locking a folder", extra="lab")
     """
     found = version(package)
     if _numbers(found) < _numbers(least):
@@ -89,12 +70,7 @@ def check_version(package: str, least: str, purpose: str, *, extra: str) -> None
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of the message of another package's error.
-
-    Example:
-        >>> one_line(OSError("no connection.\\nSee the manual."))
-        'no connection'
-    """
+    """Return the first line of the message of another package's error."""
     lines = str(error).strip().splitlines()
     return lines[0].strip().rstrip(".") if lines else type(error).__name__
 

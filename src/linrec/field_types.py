@@ -42,14 +42,6 @@ def check_content(path: Path, content: Any, kind: type, cure: str = "") -> dict[
         kind: a `TypedDict`: its fields have the types of their hints, and its required fields are there.
             Other fields may have any value.
         cure: a sentence for the error.
-
-    Raises:
-        RunFolderError: the content is no such object; the message names the file and the field.
-
-    Example:
-        >>> check_content(Path("run/config.json"), [], typing.TypedDict("About", {"command": str}))
-        Traceback (most recent call last):
-        linrec.errors.RunFolderError: run/config.json cannot be used: it is not a JSON object.
     """
     try:
         if not isinstance(content, dict):
@@ -68,14 +60,6 @@ def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: st
         hints: type hints by field name. Types that JSON cannot hold are not checked.
         values: values by field name, with tuples for lists. Names without a type hint are not checked.
         section: prefix of the field names in messages.
-
-    Raises:
-        TypeError: a value has the wrong type; the message names the field.
-
-    Example:
-        >>> check_types({"lr": float, "steps": int | None}, {"lr": 1, "steps": "many"}, "optim.")
-        Traceback (most recent call last):
-        TypeError: `optim.steps` must be an integer or null; got 'many'.
     """
     for name, value in values.items():
         if name in hints:

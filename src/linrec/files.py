@@ -71,19 +71,6 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     Args:
         path: the file to write.
         shared: whether several processes may write the file at the same time; the last to finish wins.
-
-    Raises:
-        OSError: the disk is full, or the folder is not writable.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
-        >>> with replacing(path) as partial:
-        ...     _ = partial.write_text("1 2 3")
-        ...     path.exists()
-        False
-        >>> path.read_text()
-        '1 2 3'
     """
     partial = partial_of(path, f".{uuid.uuid4().hex}" if shared else "")
     try:
@@ -113,19 +100,6 @@ def creating(folder: Path) -> Iterator[Path]:
 
     Args:
         folder: the folder to create, with the folders above it; it must not exist.
-
-    Raises:
-        OSError: the disk is full, `folder` has files, or the folder above it is not writable.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "numbers"
-        >>> with creating(folder) as partial:
-        ...     _ = (partial / "one.txt").write_text("1")
-        ...     folder.exists()
-        False
-        >>> os.listdir(folder)
-        ['one.txt']
     """
     partial = partial_of(folder)
     try:
@@ -157,12 +131,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def checksum(*parts: bytes | memoryview) -> str:
-    """Return the checksum of bytes in parts, as files store it; it changes with every bit.
-
-    Example:
-        >>> checksum(b"linear ", b"recurrence")
-        'crc32:0daef859'
-    """
+    """Return the checksum of bytes in parts, as files store it; it changes with every bit."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -187,12 +156,6 @@ def json_line(content: Mapping[str, Any], *, separators: tuple[str, str] | None 
     Args:
         content: the object, without a member `checksum`.
         separators: see `json.dumps`.
-
-    Example:
-        >>> print(json_line({"step": 3}), end="")
-        {"step": 3, "checksum": "crc32:08b1f3bf"}
-        >>> parse_json(json_line({"step": 3}))
-        {'step': 3}
     """
     return json.dumps(_sealed(content), separators=separators) + "\n"
 
@@ -203,11 +166,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def append_to(path: Path) -> TextIO:
-    """Open a text file in UTF-8 for appending, and create it if it does not exist.
-
-    Raises:
-        OSError: the file cannot be written, or is a symbolic link.
-    """
+    """Open a text file in UTF-8 for appending, and create it if it does not exist."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -223,9 +182,6 @@ def make_subfolder(folder: Path, name: str | os.PathLike[str]) -> Path:
     Args:
         folder: created if it does not exist; may be a symbolic link.
         name: relative path below `folder`.
-
-    Raises:
-        OSError: a folder cannot be created, or a folder below `folder` is a symbolic link.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for part in Path(name).parts:
@@ -244,13 +200,6 @@ def inside(path: Path, folder: Path | None = None) -> Path:
     Args:
         path: the file; it need not exist.
         folder: the folder; None is the folder directly above the file.
-
-    Raises:
-        OSError: the file is outside of the folder.
-
-    Example:
-        >>> inside(Path("run/config.json")).name
-        'config.json'
     """
     folder = Path(os.path.realpath(path.parent if folder is None else folder))
     allowed = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
@@ -271,10 +220,6 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
     Args:
         path: the file.
         object_hook: replaces each object; see `json.loads`.
-
-    Raises:
-        OSError: the file cannot be read, or is a symbolic link that leaves its folder.
-        ValueError: the file is not valid JSON, is nested too deeply, or has a wrong checksum.
     """
     content = inside(path).read_bytes()
     return parse_json(content, object_hook=object_hook, verify=content.endswith(b"\n"))
@@ -289,14 +234,6 @@ def parse_json(
         text: the string.
         object_hook: replaces each object; see `json.loads`.
         verify: whether to verify the checksum of an object that has one.
-
-    Raises:
-        ValueError: the string is not valid JSON, is nested too deeply, or has a wrong checksum.
-
-    Example:
-        >>> parse_json("[" * 100_000)
-        Traceback (most recent call last):
-        ValueError: its JSON is nested too deeply
     """
     try:
         decoded = text if isinstance(text, str) else text.decode()
@@ -322,18 +259,6 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     Args:
         folder: the folder to lock; its file `.lock` contains the process id.
         wait: whether to wait for another process to release the lock.
-
-    Raises:
-        FolderInUseError: another process, or another call in this process, holds the lock.
-        OSError: the lock cannot be written, or is a symbolic link.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with locked(folder), locked(folder):
-        ...     pass
-        Traceback (most recent call last):
-        linrec.files.FolderInUseError: another process (pid ...)
     """
     path = folder / LOCK
     # some versions of filelock follow links, or truncate the file of the process that holds the lock
@@ -366,12 +291,7 @@ def force_to_disk(path: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return the operating system's message without number and path, or the message of any other error.
-
-    Example:
-        >>> reason(OSError(28, "No space left on device", "a.safetensors"))
-        'No space left on device'
-    """
+    """Return the operating system's message without number and path, or the message of any other error."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

@@ -160,12 +160,7 @@ OTHER_NAMES: dict[str, str] = {
 
 @functools.cache
 def other_names() -> dict[str, tuple[str, ...]]:
-    """Return the other names, each with the keys of `OTHER_NAMES` that have it.
-
-    Example:
-        >>> other_names()["HGRN"]
-        ('hgru',)
-    """
+    """Return the other names, each with the keys of `OTHER_NAMES` that have it."""
     found: dict[str, tuple[str, ...]] = {}
     for key, names in OTHER_NAMES.items():
         for name in names.split(", "):

@@ -30,18 +30,6 @@ class RestoredModule(nn.Module):
       `add_constants`;
     - makes all modules within it that shared a parameter share it again. If a load assigned them different
       tensors, they share the last, whose values a copying load would have left, too.
-
-    Example:
-        >>> class Share(RestoredModule):
-        ...     def __init__(self) -> None:
-        ...         super().__init__()
-        ...         self.add_constants()
-        ...     def constants(self) -> dict[str, Tensor]:
-        ...         return {"share": torch.tensor(0.5)}
-        >>> with torch.device("meta"):
-        ...     module = Share()
-        >>> module.share.device.type, module.to_empty(device="cpu").share, list(module.state_dict())
-        ('meta', tensor(0.5000), [])
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -48,12 +48,6 @@ def choice(options: Any, **given: object) -> None:
     Args:
         options: a `Literal`, or the names themselves.
         given: the arguments by name.
-
-    Raises:
-        ValueError: an unknown name; the message gives the nearest option and lists all.
-
-    Example:
-        >>> choice(["rms", "layer"], norm="rms")
     """
     names: Iterable[Any] = get_args(options) or options
     for name, value in given.items():
@@ -73,12 +67,6 @@ def at_least(
         cure: a sentence for the error, such as the paper's value.
         or_none: whether None is allowed.
         given: the arguments by name.
-
-    Raises:
-        ValueError: an argument is smaller, larger, infinite or NaN.
-
-    Example:
-        >>> at_least(1, d_state=16, rank=None, or_none=True)
     """
     for name, value in _numbers(given, or_none):
         if value is None or not least <= value <= most or value == math.inf:
@@ -97,12 +85,6 @@ def positive(*, cure: str = "", or_none: bool = False, **given: Any) -> None:
         cure: a sentence for the error.
         or_none: whether None is allowed.
         given: the arguments by name.
-
-    Raises:
-        ValueError: an argument is not positive, infinite or NaN.
-
-    Example:
-        >>> positive(tau=16.0)
     """
     for name, value in _numbers(given, or_none):
         if value is None or not 0 < value < math.inf:
@@ -118,12 +100,6 @@ def divisor(of: str, number: int, *, cure: str = "", or_none: bool = False, **gi
         cure: a sentence for the error.
         or_none: whether None is allowed.
         given: the arguments by name.
-
-    Raises:
-        ValueError: an argument is below 1 or leaves a remainder.
-
-    Example:
-        >>> divisor("n_heads", 8, kv_heads=2)
     """
     of = f"`{of}`" if of.isidentifier() else of
     for name, value in _numbers(given, or_none):
@@ -140,12 +116,6 @@ def span(low: Number, high: Number, *, cure: str = "", or_none: bool = False, **
         cure: a sentence for the error.
         or_none: whether None is allowed.
         given: the arguments by name.
-
-    Raises:
-        ValueError: an argument is out of order or out of bounds.
-
-    Example:
-        >>> span(0, 1, a_init=(0.9, 0.999))
     """
     for name, value in given.items():
         if value is None and or_none:
@@ -157,11 +127,7 @@ def span(low: Number, high: Number, *, cure: str = "", or_none: bool = False, **
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError with the message unless the condition holds; for arguments that depend on each other.
-
-    Example:
-        >>> require(True, "`quadratic` and `linear` must not both be False: no step would see another.")
-    """
+    """Raise ValueError with the message unless the condition of arguments that depend on each other holds."""
     if not condition:
         raise ValueError(message)
 
@@ -171,12 +137,6 @@ def check_numbers(values: Mapping[str, Any]) -> None:
 
     Args:
         values: nested dictionaries, lists and tuples of any values.
-
-    Raises:
-        ValueError: a number is too large or NaN, or the values are nested too deeply.
-
-    Example:
-        >>> check_numbers({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}})
     """
     check_integers(values)
     for name, number in named_values(values):
@@ -200,15 +160,7 @@ def check_integers(values: Mapping[str, Any]) -> None:
 
 
 def named_values(values: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every leaf of nested dictionaries, lists and tuples.
-
-    Raises:
-        ValueError: the values are nested too deeply.
-
-    Example:
-        >>> [*named_values({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}})]
-        [('optim.lr', 0.1), ('optim.betas', 0.9), ('optim.betas', 0.95)]
-    """
+    """Yield the dotted name and the value of every leaf of nested dictionaries, lists and tuples."""
     if depth > DEPTH:
         raise ValueError(f"`{name}` must be nested at most {DEPTH} levels deep; got more levels.")
     if isinstance(values, Mapping):
@@ -228,16 +180,6 @@ def typed(hints: Mapping[str, Any], **given: object) -> None:
         hints: annotations by name: bool, int, float, str, dict, a `Literal`, tuples and unions of them.
             Arguments of other annotations pass.
         given: the arguments by name.
-
-    Raises:
-        TypeError: an argument has another type.
-        ValueError: a number is infinite or NaN, or a name is not among the options.
-
-    Example:
-        >>> typed({"n_heads": int | None, "eps": float}, n_heads=4, eps=1)
-        >>> typed({"n_heads": int | None}, n_heads=4.0)
-        Traceback (most recent call last):
-        TypeError: `n_heads` must be an integer or None; got 4.0.
     """
     for name, value in given.items():
         if name not in hints or _has_type(value, hints[name]):

@@ -38,16 +38,6 @@ def write_tensors(
         tensors: tensors by name, contiguous, on the CPU; no two may share memory.
         about: metadata to store, of types that JSON supports.
         name: name of the metadata in the file, which tells kinds of files apart.
-
-    Raises:
-        OSError: the file cannot be written, for example because the disk is full.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "numbers.safetensors"
-        >>> write_tensors(path, {"x": torch.arange(3)}, {"name": "three"})
-        >>> read_tensors(path)
-        ({'x': tensor([0, 1, 2])}, {'name': 'three'})
     """
     write_sealed(path, tensors, {name: json.dumps(about)})
 
@@ -82,10 +72,6 @@ def read_tensors(path: Path, *, name: str = NAME) -> tuple[dict[str, Tensor], di
 
     Returns:
         The tensors, on the CPU, and the metadata.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        OSError, SafetensorError, ValueError, KeyError: the file is damaged, or another program wrote it.
     """
     sealed = check_sealed(path)
     with safe_open(path, framework="pt") as file:
@@ -104,12 +90,7 @@ def read_tensors(path: Path, *, name: str = NAME) -> tuple[dict[str, Tensor], di
 
 
 def check_sealed(path: Path) -> bool:
-    """Verify the checksum of a safetensors file; return whether it has one.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the checksum is wrong.
-    """
+    """Verify the checksum of a safetensors file; return whether it has one."""
     with mapped(path) as content:
         place = _place(content)
         if place < 0:

@@ -32,13 +32,7 @@ def map_tree(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """Return the tensors of the tree, in order.
-
-    Example:
-        >>> import torch
-        >>> [len(tensor) for tensor in leaves(({"a": torch.zeros(2)}, None, torch.zeros(3)))]
-        [2, 3]
-    """
+    """Return the tensors of the tree, in order."""
     found: list[Tensor] = []
     map_tree(found.append, tree)
     return found
@@ -48,14 +42,6 @@ def replaced(fields: T, **changes: Any) -> T:
     """Return a copy of a named tuple with other values of some fields.
 
     torch 2.11 compiles the tuple's own `_replace` to an empty tuple where the result leaves the graph.
-
-    Example:
-        >>> from typing import NamedTuple
-        >>> class Point(NamedTuple):
-        ...     x: int
-        ...     y: int
-        >>> replaced(Point(1, 2), y=3)
-        Point(x=1, y=3)
     """
     values = (changes.get(name, value) for name, value in zip(fields._fields, fields, strict=True))
     return type(fields)(*values)

@@ -228,12 +228,7 @@ def _show_models(console: Console, jobs: Sequence[Job], parameters: int | None) 
 
 
 def _state(of: Sizes) -> str:
-    """Format the size of a sequence's state: its constant part, and its growth per step.
-
-    Example:
-        >>> _state(Sizes(parameters=1000, state=768, grows=512))
-        '256 + 512 a step'
-    """
+    """Format the size of a sequence's state: its constant part, and its growth per step."""
     constant = of.state - of.grows
     parts = [f"{constant:,}"] * (constant > 0 or not of.grows) + [f"{of.grows:,} a step"] * (of.grows > 0)
     return " + ".join(parts)
@@ -282,12 +277,7 @@ def _score(standing: Standing) -> str:
 
 
 def _in_lines(label: str, width: int) -> str:
-    """Break a label into lines between its parts; rich would break it anywhere.
-
-    Example:
-        >>> _in_lines("delta_net(n_heads=4, beta='double_sigmoid')", 24).splitlines()
-        ['delta_net(n_heads=4,', "beta='double_sigmoid')"]
-    """
+    """Break a label into lines between its parts; rich would break it anywhere."""
     lines = [""]
     for part in re.findall(r"[^(,+:]+[(,+:]? ?|.", label):
         if lines[-1] and len(lines[-1] + part.rstrip()) > width:

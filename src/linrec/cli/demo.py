@@ -39,11 +39,6 @@ def run_demo(out: Path, *, options: Sequence[str] = ()) -> Path:
 
     Returns:
         The path of the report.
-
-    Raises:
-        RunFolderError: `out` holds a file or folder that has the name of a run but is not a run.
-        TrainError: a variant failed; the message contains its error output.
-        InterruptedRunError: SIGINT or SIGTERM arrived.
     """
     # imported here because importing matplotlib is slow
     from linrec.lab.report import write_report

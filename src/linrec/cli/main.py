@@ -19,11 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 for success, 2 for a user error, 1 for a failed run, 130 for an interrupted run.
-
-    Example:
-        >>> main(["--version"])
-        0.1.0
-        0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     with stopped_in_one_line():

@@ -52,13 +52,7 @@ def _message(text: str) -> str:
 
 
 def option_names(options: type[Any], prefix: str = "--") -> list[str]:
-    """Return the names of all options as users type them, such as "--optim.weight-decay".
-
-    Example:
-        >>> from linrec.cli.options import EvalOptions
-        >>> option_names(EvalOptions)[:3]
-        ['--run', '--data.path', '--data.dataset']
-    """
+    """Return the names of all options as users type them, such as "--optim.weight-decay"."""
     names = []
     hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):

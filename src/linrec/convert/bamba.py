@@ -21,11 +21,7 @@ NAMES = Names("input_layernorm", "pre_ff_layernorm", "feed_forward", "final_laye
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu", "swish"))
     d_model, n_layers = options.read("hidden_size", int), options.read("num_hidden_layers", int)
     attended = options.read("attn_layer_indices", list, [])
@@ -51,11 +47,7 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
 
 
 def mamba2_arguments(options: Options, d_inner: int) -> dict[str, Any]:
-    """Return the arguments of Mamba-2, whose options have the prefix "mamba_".
-
-    Raises:
-        ConversionError: an option is missing or invalid.
-    """
+    """Return the arguments of Mamba-2, whose options have the prefix "mamba_"."""
     n_heads = options.read("mamba_n_heads", int)
     if n_heads < 1 or d_inner % n_heads:
         raise ConversionError(

@@ -215,9 +215,6 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
 
     Returns:
         A context of the options and the tensors. Tensors are read when they are taken, within the context.
-
-    Raises:
-        ConversionError: a file is missing or cannot be read.
     """
     options = open_options(folder)
     whole = next((n for n in (WHOLE, BIN) if _is_there(folder, n) or _is_there(folder, n + INDEX)), WHOLE)
@@ -237,11 +234,7 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
 
 
 def open_options(folder: Path) -> Options:
-    """Return the options in the config.json of a checkpoint folder.
-
-    Raises:
-        ConversionError: the folder or the file is missing or cannot be read.
-    """
+    """Return the options in the config.json of a checkpoint folder."""
     if not folder.is_dir():
         raise ConversionError(f"there is no folder {folder}; pass one that `save_pretrained` has written.")
     return Options(_json(folder / CONFIG), folder / CONFIG)
@@ -254,10 +247,6 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], like: Path) ->
         folder: the folder to create. It appears once all of its files are on disk.
         tensors: tensors by name, contiguous, on the CPU.
         like: a checkpoint folder, whose files are copied, except tensors and folders.
-
-    Raises:
-        ConversionError: the folder exists, a file of `like` is a symbolic link that leaves it, or a file
-            cannot be written.
     """
     if folder.exists():
         raise ConversionError(f"{folder} already exists; choose another folder, or remove it.")
@@ -277,11 +266,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], like: Path) ->
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Tensors]:
-    """Open a single file of tensors, written by safetensors or by `torch.save`.
-
-    Raises:
-        ConversionError: the file is missing or cannot be read.
-    """
+    """Open a single file of tensors, written by safetensors or by `torch.save`."""
     with _open(path) as file:
         yield Tensors(dict.fromkeys(file.keys(), file), path, "the other tensors")
 

@@ -44,9 +44,6 @@ def config_of(
         mixer: name of the mixer, or a name for each layer.
         arguments: arguments of the mixer, or of each mixer by name.
         fields: further fields of `ModelConfig`, in place of those that most checkpoints have.
-
-    Raises:
-        ConversionError: an option is missing or has the wrong type.
     """
     if isinstance(mixer, tuple):
         # `ModelConfig` refuses arguments of a mixer that no layer has

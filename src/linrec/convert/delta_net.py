@@ -19,11 +19,7 @@ QK_EPS = 1e-6
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     beta = "double_sigmoid" if options.read("allow_neg_eigval", bool, False) else "sigmoid"
     if not options.read("use_beta", bool, True):
         # with `allow_neg_eigval` the constant beta would be 2, a reflection

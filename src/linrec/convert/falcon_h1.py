@@ -25,11 +25,7 @@ __all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu", "swish"))
     d_model = options.read("hidden_size", int)
     d_inner = options.read("mamba_d_ssm", int, options.read("mamba_expand", int, 2) * d_model)

@@ -11,11 +11,7 @@ __all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     found = mamba.config(options)
     norm = {"inner_norm": "rms", "norm_eps": options.read("mixer_rms_eps", float)}
     return dataclasses.replace(found, mixer_args={**found.mixer_args, **norm})

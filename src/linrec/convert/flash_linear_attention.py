@@ -15,11 +15,7 @@ NAMES = decoder.Names("attn_norm", "mlp_norm", "mlp", embedding="embeddings")
 
 
 def config_of(options: Options, mixer: str, arguments: dict[str, Any], **fields: Any) -> ModelConfig:
-    """Return the configuration of a model with this mixer; `fields` override SwiGLU and RMSNorm.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the configuration of a model with this mixer; `fields` override SwiGLU and RMSNorm."""
     for name in ("attn", "attnres_block_size"):
         options.supported(name, (None,))
     if "channel_mixing" not in fields:

@@ -17,11 +17,7 @@ __all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     d_head, qk_heads = options.read("head_dim", int), options.read("num_heads", int)
     n_heads = options.read("num_v_heads", int, qk_heads)
     arguments = {

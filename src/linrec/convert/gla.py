@@ -20,11 +20,7 @@ TAU, GATE_RANK = 16.0, 16
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("elementwise_affine", (True,), True)
     d_model, n_heads = options.read("hidden_size", int), options.read("num_heads", int)
     d_qk = int(d_model * options.read("expand_k", float))

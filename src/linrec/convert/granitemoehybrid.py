@@ -30,11 +30,7 @@ _MIXERS = {
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu", "swish"))
     experts = options.read("num_local_experts", int, 8)
     check_dense(options, "num_local_experts", experts, most=0)

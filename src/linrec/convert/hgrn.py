@@ -12,11 +12,7 @@ __all__ = ["config", "layout", "lower_bounds"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("elementwise_affine", (True,), True)
     short = options.read("use_short_conv", bool, False)
     arguments = {

@@ -19,11 +19,7 @@ EPS = 1e-5
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("elementwise_affine", (True,), True)
     d_model = options.read("hidden_size", int)
     # config.json has one of the two, and the other follows from it

@@ -20,11 +20,7 @@ __all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value, or a layer has experts.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu", "swish"))
     experts = options.read("num_experts", int, options.read("num_local_experts", int, 16))
     check_dense(options, "num_experts", experts)

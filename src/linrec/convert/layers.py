@@ -34,11 +34,7 @@ QK_NORMS = {"q": "q_norm", "k": "k_norm"}
 
 
 def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
-    """Return the arguments of attention, without positions.
-
-    Raises:
-        ConversionError: an option is missing or invalid.
-    """
+    """Return the arguments of attention, without positions."""
     n_heads = positive(options, "num_attention_heads")
     return {
         "n_heads": n_heads,
@@ -56,9 +52,6 @@ def rotary(options: Options, fraction: float = 1.0) -> dict[str, Any]:
         options: the options; checkpoints before 2026 name the table `rope_scaling`, and have `rope_theta`
             outside of it.
         fraction: share of the channels that turn, unless the table has another.
-
-    Raises:
-        ConversionError: the positions are scaled, or an option is invalid.
     """
     share = rotary_table(options).read("partial_rotary_factor", float, fraction)
     return whole_rotary(options) | {"rotary_fraction": share}
@@ -70,9 +63,6 @@ def whole_rotary(options: Options, *, refuse_share: bool = False) -> dict[str, A
     Args:
         options: as for `rotary`.
         refuse_share: whether a share of the channels that turn is refused; transformers ignores it.
-
-    Raises:
-        ConversionError: the positions are scaled, an option is invalid, or there is a share.
     """
     named = rotary_table(options)
     if refuse_share:
@@ -82,11 +72,7 @@ def whole_rotary(options: Options, *, refuse_share: bool = False) -> dict[str, A
 
 
 def rotary_table(options: Options) -> Options:
-    """Return the options of rotary positions, which must not be scaled.
-
-    Raises:
-        ConversionError: the positions are scaled.
-    """
+    """Return the options of rotary positions, which must not be scaled."""
     # as in released code, an empty `rope_scaling` counts as missing
     values = options.read("rope_scaling", dict, {}) or options.read("rope_parameters", dict, {})
     table = Options(values, options.path)
@@ -108,9 +94,6 @@ def layer_types(options: Options, names: Mapping[str, str], default: Sequence[st
         options: the options.
         names: name of the mixer by type of layer.
         default: types of all layers if the option is missing.
-
-    Raises:
-        ConversionError: the option is missing, unsupported, or of another number of layers.
     """
     types = options.read("layer_types", list, list(default) or None)
     n_layers = options.read("num_hidden_layers", int)
@@ -123,11 +106,7 @@ def layer_types(options: Options, names: Mapping[str, str], default: Sequence[st
 
 
 def positive(options: Options, name: str, default: int | None = None) -> int:
-    """Return an option that counts something.
-
-    Raises:
-        ConversionError: the option is missing and has no default, or is below 1.
-    """
+    """Return an option that counts something."""
     count = options.read(name, int, default)
     if count < 1:
         raise ConversionError(f"{options.path}: `{name}` must be at least 1; got {count}.")
@@ -142,20 +121,13 @@ def check_dense(options: Options, name: str, experts: int, *, most: int = 1) -> 
         name: name of the option that counts experts.
         experts: its value.
         most: the largest number that stands for a dense model.
-
-    Raises:
-        ConversionError: there are more experts.
     """
     if experts > most:
         raise ConversionError(f"{options.path}: `{name}` is {experts}; linrec has no mixtures of experts.")
 
 
 def multiplier(options: Options, name: str) -> float:
-    """Return an option that multiplies or divides; 1 if it is missing.
-
-    Raises:
-        ConversionError: the option is not above 0, so that weights with it cannot be written back.
-    """
+    """Return an option that multiplies or divides; 1 if it is missing."""
     factor = options.read(name, float, 1.0)
     if not factor > 0:
         raise ConversionError(f"{options.path}: `{name}` must be above 0; got {factor}.")
@@ -277,9 +249,6 @@ def turned(d_head: int, arguments: Mapping[str, Any]) -> int:
     Args:
         d_head: channels of a head.
         arguments: arguments of attention.
-
-    Raises:
-        ConversionError: the number is odd.
     """
     if arguments.get("positions", "rotary") != "rotary":
         return 0

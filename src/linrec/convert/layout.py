@@ -65,10 +65,6 @@ def pairs(heads: int, turned: int) -> Change:
 
     In transformers, channel j of the first half of the `turned` channels and channel j of their second half
     turn together. In linrec these two channels are neighbours.
-
-    Example:
-        >>> pairs(1, 4).read(torch.arange(6))
-        tensor([0, 2, 1, 3, 4, 5])
     """
 
     def ordered(tensor: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -85,10 +81,6 @@ def grouped(groups: int, sizes: Sequence[int]) -> Change:
     Args:
         groups: number of groups, such as heads.
         sizes: rows of each part within a group.
-
-    Example:
-        >>> grouped(2, [1, 2]).read(torch.tensor([0, 10, 11, 1, 12, 13]))
-        tensor([ 0,  1, 10, 11, 12, 13])
     """
 
     def together(tensor: Tensor) -> Tensor:
@@ -236,11 +228,7 @@ def _multiplied(piece: Piece, factors: Sequence[float | Tensor]) -> Piece:
 
 
 def read(layout: Iterable[Piece], tensors: Tensors) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, and take the tensors of all pieces.
-
-    Raises:
-        ConversionError: a tensor is missing, or has the wrong shape.
-    """
+    """Return the `state_dict` of the model, and take the tensors of all pieces."""
     found: dict[str, Tensor] = {}
     for piece in layout:
         if piece.constant and not any(name in tensors for name in piece.theirs):

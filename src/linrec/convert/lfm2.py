@@ -30,11 +30,7 @@ SWIGLU = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     d_model, n_layers = options.read("hidden_size", int), options.read("num_hidden_layers", int)
     attended = options.read("full_attn_idxs", list, [*range(n_layers)])
     usual = ["full_attention" if layer in attended else "conv" for layer in range(n_layers)]

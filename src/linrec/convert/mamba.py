@@ -18,11 +18,7 @@ __all__ = ["config", "layout", "mixer"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu", "swish"))
     d_model = options.read("hidden_size", int)
     d_inner = options.read("intermediate_size", int, options.read("expand", int) * d_model)

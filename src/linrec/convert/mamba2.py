@@ -21,11 +21,7 @@ __all__ = ["backbone", "config", "dt_limit", "layout", "mixer"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu", "swish"))
     d_model, expand = options.read("hidden_size", int), options.read("expand", int)
     n_heads, d_head = options.read("num_heads", int), options.read("head_dim", int)
@@ -88,9 +84,6 @@ def dt_limit(options: Options, name: str, default: list[float] | None = None) ->
         options: options that contain the two limits.
         name: name of the option.
         default: the limits if the option is missing; None makes the option required.
-
-    Raises:
-        ConversionError: the option is missing or invalid.
     """
     limit = options.read(name, list, default)
     if len(limit) != 2:

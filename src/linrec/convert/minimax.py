@@ -39,11 +39,7 @@ SWIGLU = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value, or there are several experts.
-    """
+    """Return the model configuration that config.json describes."""
     check_dense(options, "num_local_experts", options.read("num_local_experts", int))
     options.supported("num_experts_per_tok", (1,), 1)
     options.supported("hidden_act", ("silu",))

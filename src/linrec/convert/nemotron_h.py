@@ -40,11 +40,7 @@ class _Block(NamedTuple):
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("mamba_hidden_act", ("silu", "swish"), "silu")
     options.supported("mlp_hidden_act", ("relu2",), "relu2")
     d_model, n_heads = options.read("hidden_size", int), options.read("num_attention_heads", int)

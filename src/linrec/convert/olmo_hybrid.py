@@ -48,11 +48,7 @@ NORMS = {
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("hidden_act", ("silu",))
     pattern = layer_types(options, MIXERS)
     d_model, eps = options.read("hidden_size", int), options.read("rms_norm_eps", float)

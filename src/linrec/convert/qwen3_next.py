@@ -34,11 +34,7 @@ MIXERS = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value, or a layer has experts.
-    """
+    """Return the model configuration that config.json describes."""
     n_layers, dense = options.read("num_hidden_layers", int), options.read("mlp_only_layers", list, [])
     experts, every = options.read("num_experts", int, 512), positive(options, "decoder_sparse_step", 1)
     if any((layer + 1) % every == 0 and layer not in dense for layer in range(n_layers)):
@@ -52,11 +48,7 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
 
 
 def text_config(options: Options) -> ModelConfig:
-    """Return the configuration of a dense model.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the configuration of a dense model."""
     options.supported("hidden_act", ("silu",))
     n_layers, every = options.read("num_hidden_layers", int), positive(options, "full_attention_interval", 4)
     usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(n_layers)]
@@ -82,9 +74,6 @@ def delta_arguments(options: Options, eps: float) -> dict[str, Any]:
     Args:
         options: the options.
         eps: of the norm of the heads.
-
-    Raises:
-        ConversionError: an option is missing, or the heads do not fit.
     """
     qk_heads = positive(options, "linear_num_key_heads")
     n_heads = positive(options, "linear_num_value_heads")

@@ -25,11 +25,7 @@ _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     activation = _ACTIVATIONS[options.supported("hidden_activation", tuple(_ACTIVATIONS))]
     d_model, n_layers = options.read("hidden_size", int), options.read("num_hidden_layers", int)
     n_heads = options.read("num_attention_heads", int)

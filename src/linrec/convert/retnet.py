@@ -21,11 +21,7 @@ ROTARY_BASE = 10_000.0
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("expand_k", (1.0,))
     options.supported("feature_map", (None,))
     options.supported("use_short_conv", (False,), False)

@@ -17,11 +17,7 @@ __all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     # the last norm uses 1e-5 regardless of config.json
     norm_eps = options.supported("layer_norm_epsilon", (1e-5,))
     d_model = options.read("hidden_size", int)

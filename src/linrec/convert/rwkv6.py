@@ -20,11 +20,7 @@ NAMES = Names("attn_norm", "ffn_norm", "ffn", embedding="embeddings", embedding_
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     for name in ("expand_k", "expand_v"):
         options.supported(name, (1.0,))
     options.supported("hidden_act", ("sqrelu",), "sqrelu")

@@ -22,11 +22,7 @@ MATRICES = {"r": "receptance", "k": "key", "v": "value", "gate": "gate", "out": 
 
 
 def config(tensors: Tensors) -> ModelConfig:
-    """Return the model configuration, inferred from the names and shapes of the tensors.
-
-    Raises:
-        ConversionError: a tensor is missing.
-    """
+    """Return the model configuration, inferred from the names and shapes of the tensors."""
     att = "blocks.0.att."
     version = 6 if att + "time_maa_x" in tensors else 5 if att + "ln_x.weight" in tensors else 4
     vocab_size, d_model = tensors.shape("emb.weight")

@@ -38,11 +38,7 @@ MULTIPLE = 128
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("attn_layer_idx", ([], None))
     d_model, given = options.read("d_model", int), options.read("ssm_cfg", dict)
     # "auto" is the default of `dt_rank`

@@ -22,11 +22,7 @@ SWIGLU = {"gate": "proj_up_gate", "up": "proj_up", "down": "proj_down"}
 
 
 def config(options: Options) -> ModelConfig:
-    """Return the model configuration that config.json describes.
-
-    Raises:
-        ConversionError: an option is missing or has an unsupported value.
-    """
+    """Return the model configuration that config.json describes."""
     options.supported("use_bias", (False,), False)
     options.supported("weight_mode", ("single",), "single")
     eps = options.read("eps", float, 1e-6)

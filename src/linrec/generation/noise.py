@@ -35,11 +35,6 @@ def uniforms(seed: int, row: int, start: int, n: int) -> NDArray[np.float64]:
         (n), float64, multiples of 2^-53.
 
     Source: Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3 (2011): Philox4x64-10, with NumPy.
-
-    Example:
-        >>> whole = uniforms(0, 0, 0, 10)
-        >>> bool((uniforms(0, 0, 7, 3) == whole[7:]).all())
-        True
     """
     key = np.array([seed, row], dtype=np.uint64)
     skipped = start % WORDS

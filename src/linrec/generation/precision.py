@@ -34,9 +34,6 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
         model: the model, which is not modified. The copy shares all other tensors, hooks, and modules without
             plain linear layers with it.
         precision: "32-true" returns the model itself; "bf16-mixed" returns the copy.
-
-    Raises:
-        ValueError: `precision` is unknown.
     """
     if precision not in ("32-true", "bf16-mixed"):
         raise unknown("`precision`", precision, ["32-true", "bf16-mixed"])

@@ -40,11 +40,6 @@ def named(tree: State, name: str) -> dict[str, Tensor]:
     Args:
         tree: a tensor, a (named) tuple of states, or None.
         name: name of the tree itself.
-
-    Example:
-        >>> import torch
-        >>> list(named((torch.zeros(1), (None, torch.zeros(1))), "layers"))
-        ['layers.0', 'layers.1.1']
     """
     if tree is None:
         return {}
@@ -63,11 +58,6 @@ def filled(tree: State, name: str, tensors: Mapping[str, Tensor]) -> State:
         tree: a tensor, a (named) tuple of states, or None.
         name: name of the tree itself.
         tensors: the new tensors, by the names that `named` gives.
-
-    Example:
-        >>> import torch
-        >>> filled((torch.zeros(1), (None, None)), "layers", {"layers.1.0": torch.ones(2)})
-        (None, (tensor([1., 1.]), None))
     """
     if tree is None or isinstance(tree, Tensor):
         return tensors.get(name)

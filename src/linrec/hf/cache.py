@@ -205,10 +205,6 @@ def cache_of_call(
         cache: the argument of this name.
         past_key_values: the argument of this name.
         others: further arguments of the call, by name, which must hold no cache.
-
-    Raises:
-        ValueError: both names have a cache.
-        TypeError: the cache is not a `StateCache`, or another argument holds it.
     """
     if cache is not None and past_key_values is not None:
         raise ValueError("`cache` and `past_key_values` are the same argument; got both. Pass one of them.")

@@ -47,17 +47,6 @@ def reading(
         mask: 0 at steps to leave out, and 1 or the number of a document at others, (b, past + t) or (b, t).
         positions: positions (b or 1, t). A document begins at 0, and where positions do not increase.
         others: further arguments of the call by name, with the packed documents.
-
-    Raises:
-        TypeError: a tensor among the arguments that linrec does not know, or a tensor of another type.
-        ValueError: a tensor of another shape, or with values out of range; or a mask that differs at earlier
-            steps from the steps that were read.
-
-    Example:
-        >>> x, mask = torch.zeros(2, 3, 1), torch.tensor([[1, 1, 0], [1, 2, 2]])
-        >>> found = reading(x, 0, 0, mask, None, {})
-        >>> found.mask.tolist(), found.reset.tolist()
-        ([[True, True, False], [True, True, True]], [[False, False, False], [False, True, False]])
     """
     numbers = list(_documents(x, past, others))
     if mask is None and positions is None and not numbers:

@@ -52,11 +52,7 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *arguments: Any, **options: Any
     ) -> Any:
-        """Load a model as transformers does; weights in a folder of `linrec publish` are verified.
-
-        Raises:
-            ValueError: a file is damaged.
-        """
+        """Load a model as transformers does; weights in a folder of `linrec publish` are verified."""
         # a name on the hub is no folder, and None has no files
         folder = Path(os.devnull if pretrained_model_name_or_path is None else pretrained_model_name_or_path)
         for path in folder.glob("*.safetensors"):
@@ -108,11 +104,7 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """Compute every block again in the backward pass, without reentrant autograd.
-
-        Raises:
-            ValueError: `every_n_layers` or `offload`, which linrec does not have.
-        """
+        """Compute every block again in the backward pass, without reentrant autograd."""
         require(
             every_n_layers == 1 and not offload,
             "linrec recomputes every block and keeps activations on their device; got "

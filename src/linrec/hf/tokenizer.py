@@ -38,15 +38,6 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
     Args:
         tokenizer: a tokenizer of `linrec.text`.
-
-    Raises:
-        TypeError: the tokenizer is of another class.
-
-    Example:
-        >>> from linrec.text import ByteTokenizer
-        >>> fast = fast_tokenizer(ByteTokenizer())
-        >>> fast("né").input_ids, fast.eos_token_id, fast.pad_token_id
-        ([110, 195, 169], 256, 255)
     """
     end = None
     if isinstance(tokenizer, ByteTokenizer):
@@ -71,14 +62,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def add_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Give a tokenizer without an end-of-document token, such as a tokenizer of characters, the token.
-
-    Example:
-        >>> fast = fast_tokenizer(CharacterTokenizer("abc"))
-        >>> add_end(fast)
-        >>> fast("cab").input_ids, fast.pad_token_id, fast.eos_token_id
-        ([2, 0, 1], 3, 4)
-    """
+    """Give a tokenizer without an end-of-document token, such as a tokenizer of characters, the token."""
     if tokenizer.eos_token is None:
         tokenizer.add_special_tokens({"eos_token": END})
 

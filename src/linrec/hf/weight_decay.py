@@ -12,11 +12,6 @@ class Undecayed(str):
 
     The Trainer asks no model which parameters decay: it searches the names of parameters, in lower case, for
     "bias". In lower case, this name ends so; otherwise it is the parameter's name, as in checkpoints.
-
-    Example:
-        >>> name = Undecayed("A_log")
-        >>> name == "A_log", name.lower()
-        (True, 'a_log.bias')
     """
 
     __slots__ = ()
@@ -27,15 +22,7 @@ class Undecayed(str):
 
 
 def name_undecayed(model: nn.Module) -> None:
-    """Rename the parameters that `linrec train` does not decay: marked ones, and those of less than two axes.
-
-    Example:
-        >>> from transformers.trainer_pt_utils import get_parameter_names
-        >>> model = nn.Sequential(nn.Linear(2, 2))
-        >>> name_undecayed(model)
-        >>> get_parameter_names(model, [], ["bias"])
-        ['0.weight']
-    """
+    """Rename the parameters without weight decay in `linrec train`: marked ones, and those below two axes."""
     groups = groups_of(model)
     undecayed = {
         parameter

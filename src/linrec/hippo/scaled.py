@@ -32,11 +32,6 @@ def scaled_step(
     Source:
         HiPPO (Gu, Dao, Ermon, Rudra and Ré, 2020), the update of LegS in linear time; the first step is the
         released code's.
-
-    Example:
-        >>> x = scaled_step(torch.zeros(1, 1, 3), torch.ones(1, 1), torch.zeros(1))
-        >>> scaled_step(x, torch.ones(1, 1), torch.ones(1)).tolist()
-        [[[1.0, 0.0, 0.0]]]
     """
     n = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
     r = (2 * n + 1).sqrt()

@@ -285,12 +285,6 @@ def windowed_mean(
     w has the biases of the steps of each window, oldest first; w[..., -1] is the bias of the step itself. Its
     shape is (b, t, h or 1, s), or (h or 1, s) for biases that are the same at every step. `position` is the
     position of each step in its sequence.
-
-    Example:
-        >>> k, v, w = torch.zeros(1, 3, 1), torch.arange(3.0).reshape(1, 3, 1, 1), torch.zeros(1, 2)
-        >>> state = WindowState.empty(1, 1, 1, 2, like=k)
-        >>> windowed_mean(k, v, w, torch.arange(3)[None], state)[0].flatten().tolist()
-        [0.0, 0.5, 1.0]
     """
     (t, h), s = k.shape[1:], w.shape[-1]
     k, v = torch.cat([state.k, k], 1), torch.cat([state.v, v], 1)

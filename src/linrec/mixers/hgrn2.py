@@ -151,13 +151,7 @@ class HGRN2(Mixer):
 def log_bounded(
     mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
 ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
-    """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
-
-    Example:
-        >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))
-        >>> log_g.exp(), rest
-        (tensor([0.7500]), tensor([0.2500]))
-    """
+    """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g."""
     # a bound of zero has no logarithm, and the smallest number forgets as completely
     floor = torch.log(bound.clamp(min=torch.finfo(bound.dtype).tiny))
     log_g = torch.logaddexp(floor, torch.log1p(-bound) + functional.logsigmoid(mu))

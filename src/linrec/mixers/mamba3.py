@@ -290,12 +290,6 @@ def trapezoidal_gate_loop(
 
     Source:
         Lahoti and others, Mamba-3 (2026), eq. 6 and 7.
-
-    Example:
-        >>> ones = torch.ones(1, 3, 1, 1)
-        >>> y, state = trapezoidal_gate_loop(ones, ones, ones, torch.zeros(1, 3, 1), ones[..., 0], 0.5)
-        >>> y.flatten().tolist(), state.S.item()
-        ([0.5, 1.5, 2.5], 2.5)
     """
     S, last_k, last_v = (None,) * 3 if state is None else state
     heads = q.shape[2], -1
@@ -329,10 +323,6 @@ def heavy_tail(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
     Source:
         The code released with Mamba-3 (Lahoti and others, 2026), since June 2026.
-
-    Example:
-        >>> heavy_tail(torch.tensor([-3.0, 3.0]))
-        tensor([0.2500, 4.0000])
     """
     return z.clamp(min=0) + 1 / (1 - z.clamp(max=0))
 

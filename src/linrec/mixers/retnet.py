@@ -167,10 +167,6 @@ def log_spaced_decay(
 
     Source:
         RetNet (Sun and others, 2023), section 3.1.
-
-    Example:
-        >>> (1 / (1 - log_spaced_decay(3).exp())).round()
-        tensor([ 32., 128., 512.])
     """
     steps = torch.linspace(math.log(32), math.log(512), n_heads, dtype=dtype, device=device).exp()
     return torch.log1p(-1 / steps)
@@ -183,10 +179,6 @@ def single_decay(
 
     Source:
         RetNet (Sun and others, 2023), section 3.6, the ablation without multi-scale decay.
-
-    Example:
-        >>> single_decay(2).exp() * 128
-        tensor([127., 127.])
     """
     return torch.full((n_heads,), 127 / 128, dtype=dtype, device=device).log()
 

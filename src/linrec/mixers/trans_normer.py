@@ -251,12 +251,6 @@ def block_attention(
 
     Source:
         Qin and others, The Devil in Linear Transformer (2022), its DiagAttention.
-
-    Example:
-        >>> q, v = torch.ones(1, 4, 1, 1), torch.tensor([1.0, 3.0, 5.0, 7.0]).reshape(1, 4, 1, 1)
-        >>> state = first_state(softmax_attention.empty_state(1, 1, 1, 1))
-        >>> block_attention(q, q, v, block_size=2, state=state)[0].flatten()
-        tensor([1., 2., 5., 6.])
     """
     scale = q.shape[-1] ** -0.5
     position, seen = positions(state.position, q.shape[1], reset=reset)
@@ -281,10 +275,6 @@ def alibi_slopes(
     Source:
         Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for
         other numbers of heads.
-
-    Example:
-        >>> alibi_slopes(3) * 256
-        tensor([16.,  1., 64.])
     """
     power = 2 ** (n_heads.bit_length() - 1)
     head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)

@@ -38,10 +38,6 @@ class Directions(Mixer):
         combine: "sum", "mean", or "concatenate" with a Linear from n d_model to d_model.
         unshared: None leaves the mixers as they are. Otherwise all mixers share the first mixer's parameters,
             except the parameters named here, such as ("theta",) of HGRU; () shares all parameters.
-
-    Raises:
-        ValueError: the number of mixers is neither 1 nor the number of directions, mixers differ in class or
-            width, `combine` or a parameter is unknown, or `unshared` is given with a single mixer.
     """
 
     def __init__(

@@ -62,13 +62,6 @@ def with_parts_compiled(model: LanguageModel, **options: Any) -> LanguageModel:
     Args:
         model: the model.
         options: arguments of `torch.compile`.
-
-    Example:
-        >>> from linrec.models import ModelConfig
-        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=2))
-        >>> compiled = with_parts_compiled(model, backend="eager")
-        >>> compiled.head.weight is model.head.weight
-        True
     """
 
     def compiled(module: nn.Module) -> nn.Module:

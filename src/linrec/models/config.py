@@ -285,13 +285,6 @@ def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
 
     Args:
         mixer: the mixer's name.
-
-    Raises:
-        ValueError: the mixer does not exist; the message gives the nearest match.
-
-    Example:
-        >>> "transition" in mixer_parameters("gate_loop")
-        True
     """
     signature = inspect.signature(mixers.get(mixer), eval_str=True)
     return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
@@ -303,13 +296,6 @@ def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) 
     Args:
         mixer: the mixer's name, or a pattern of names.
         given: the mixer's arguments; for a pattern, the arguments of each mixer under its name.
-
-    Raises:
-        ValueError: the mixer has no argument of a given name; the message gives the nearest match.
-
-    Example:
-        >>> complete_mixer_args(("lru", "gla"), {"lru": {"d_state": 8}})["lru"]["d_state"]
-        8
     """
     if not isinstance(mixer, str):
         return {name: complete_mixer_args(name, given.get(name, {})) for name in dict.fromkeys(mixer)}
@@ -346,12 +332,7 @@ def _settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tup
 
 
 def spelled(pattern: Sequence[str]) -> str:
-    """Return a pattern as a string; three or more equal names in a row are abbreviated by their number.
-
-    Example:
-        >>> spelled(("gla", "gla", "attention")), spelled(("mlstm",) * 7 + ("slstm",))
-        ('gla gla attention', '7 x mlstm slstm')
-    """
+    """Return a pattern as a string; three or more equal names in a row are abbreviated by their number."""
     runs = [(name, len(list(run))) for name, run in itertools.groupby(pattern)]
     return " ".join(f"{n} x {name}" if n > 2 else " ".join([name] * n) for name, n in runs)
 

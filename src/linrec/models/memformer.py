@@ -50,11 +50,6 @@ class SlotReading(nn.Module):
     Args:
         d_model: width of the stack.
         n_heads: heads, as in `CrossAttention`.
-
-    Example:
-        >>> M, reading = torch.zeros(2, 3, 8), SlotReading(8)
-        >>> reading(torch.zeros(2, 5, 8), Slots(M, M, None)).shape
-        torch.Size([2, 5, 8])
     """
 
     def __init__(self, d_model: int, n_heads: int | None = None) -> None:

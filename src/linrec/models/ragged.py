@@ -32,12 +32,7 @@ class RaggedState(NamedTuple):
 
 
 def rows_of(state: State, indices: Int64[Tensor, "n"]) -> State:
-    """Return the state of the rows of these indices, which may repeat.
-
-    Example:
-        >>> rows_of((torch.tensor([[1.0], [2.0]]), None), torch.tensor([1, 1, 0]))[0].flatten()
-        tensor([2., 2., 1.])
-    """
+    """Return the state of the rows of these indices, which may repeat."""
     if not isinstance(state, RaggedState):
         return map_tree(lambda part: part.index_select(0, indices.to(part.device)), state)
     found = []
@@ -54,13 +49,7 @@ def rows_in(state: State) -> int:
 
 
 def joined(groups: Iterable[Group]) -> State:
-    """Return the state of all rows of groups; a `RaggedState` if not all groups have states of one shape.
-
-    Example:
-        >>> groups = [(torch.tensor([1]), (torch.ones(1, 3),)), (torch.tensor([0]), (torch.zeros(1, 3),))]
-        >>> joined(groups)[0][:, 0]
-        tensor([0., 1.])
-    """
+    """Return the state of all rows of groups; a `RaggedState` if not all groups have states of one shape."""
     alike: dict[str, list[Group]] = {}
     for rows, state in groups:
         parts = zip(*state, strict=True) if isinstance(state, RaggedState) else [(slice(None), state)]

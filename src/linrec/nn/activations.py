@@ -47,10 +47,6 @@ def modrelu(u: Float[Tensor, "*b n"], b: Float[Tensor, " n"]) -> Float[Tensor, "
 
     Source:
         Unitary Evolution Recurrent Neural Networks (Arjovsky, Shah and Bengio, 2016), for real numbers.
-
-    Example:
-        >>> modrelu(torch.tensor([-2.0, 0.5]), torch.tensor([-1.0, -1.0]))
-        tensor([-1.,  0.])
     """
     return u.sign() * torch.relu(u.abs() + b)
 
@@ -67,31 +63,17 @@ def complex_modrelu(
 
     Source:
         Unitary Evolution Recurrent Neural Networks (Arjovsky, Shah and Bengio, 2016), and the released code.
-
-    Example:
-        >>> complex_modrelu(torch.tensor([-2j, 0.5]), torch.tensor([-1.0, -1.0])).abs()
-        tensor([1.0000, 0.0000])
     """
     size = z.abs()
     return z * (torch.relu(size + b) / (size + eps))
 
 
 def to_complex(pairs: Float[Tensor, "*b two_n"]) -> Complex[Tensor, "*b n"]:
-    """Return the complex numbers whose real and imaginary parts alternate on the last axis.
-
-    Example:
-        >>> to_complex(torch.tensor([1.0, 2.0, 0.0, -1.0]))
-        tensor([1.+2.j, 0.-1.j])
-    """
+    """Return the complex numbers whose real and imaginary parts alternate on the last axis."""
     # torch.export cannot trace a view in the body of a loop
     return torch.complex(pairs[..., ::2], pairs[..., 1::2])
 
 
 def to_pairs(z: Complex[Tensor, "*b n"]) -> Float[Tensor, "*b two_n"]:
-    """Return real and imaginary parts, in turn on the last axis.
-
-    Example:
-        >>> to_pairs(torch.tensor([1 + 2j, -1j]))
-        tensor([ 1.,  2., -0., -1.])
-    """
+    """Return real and imaginary parts, in turn on the last axis."""
     return torch.view_as_real(z).flatten(-2)

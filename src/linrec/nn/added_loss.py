@@ -23,13 +23,6 @@ def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tens
     Args:
         y: an output of the layer, that the model's loss depends on.
         loss: a scalar.
-
-    Example:
-        >>> w = torch.ones((), requires_grad=True)
-        >>> y = with_loss(torch.ones(3, requires_grad=True), 5 * w)
-        >>> y.sum().backward()
-        >>> w.grad
-        tensor(5.)
     """
     joined: Tensor = _WithLoss.apply(y, _WEIGHT.get() * loss)
     return joined
@@ -44,14 +37,6 @@ def weighing_losses(weight: float) -> AbstractContextManager[float]:
 
     Args:
         weight: the factor, which replaces the factor of a context around this one.
-
-    Example:
-        >>> w = torch.ones((), requires_grad=True)
-        >>> with weighing_losses(1 / 2):
-        ...     for _ in range(2):
-        ...         with_loss(torch.ones(3, requires_grad=True), 5 * w).sum().backward()
-        >>> w.grad
-        tensor(5.)
     """
     return _WEIGHT.set(weight, compiled=weight != 1)
 

@@ -26,18 +26,8 @@ class BlockDiagonalLinear(Float32Module):
         bias: whether there is a b, which starts at 0.
         exact: whether y is in float32 (float64 for float64 weights), under autocast too; see `GateLinear`.
 
-    Raises:
-        ValueError: blocks that do not divide the width.
-
     Source:
         xLSTM (Beck and others, 2024), the figures of its blocks.
-
-    Example:
-        >>> import torch
-        >>> projection = BlockDiagonalLinear(4, 2, std=1.0)
-        >>> _ = torch.nn.init.ones_(projection.weight)
-        >>> projection(torch.tensor([1.0, 2.0, 10.0, 20.0])).tolist()
-        [3.0, 3.0, 30.0, 30.0]
     """
 
     def __init__(self, d: int, n_blocks: int, *, std: float, bias: bool = False, exact: bool = False) -> None:
@@ -97,11 +87,6 @@ def widened(weight: Float[Tensor, "n o i"]) -> Float[Tensor, "m wide_o wide_i"]:
     """Return small blocks side by side in blocks of up to 64 channels, with zeros between them.
 
     A GPU multiplies many tiny blocks slower than a few of these.
-
-    Example:
-        >>> widened(torch.tensor([[[1.0]], [[2.0]]]))
-        tensor([[[1., 0.],
-                 [0., 2.]]])
     """
     n, size = len(weight), weight.shape[-1]
     beside = max(1, WIDE // size)

@@ -53,9 +53,6 @@ class NonlinearMixer(Mixer):
         mode: mode of `linrec.ops.nonlinear_scan`.
         state_shape: shape of the state of one row; `d_model` channels if no number is given.
         is_complex: whether the state is complex. The cell gets and returns `to_pairs` of the state.
-
-    Raises:
-        ValueError: the mode does not exist.
     """
 
     recurrence = "nonlinear_scan"
@@ -122,18 +119,6 @@ def step_by_step(
     Returns:
         The states after the last step, and the outputs of all steps. Without any steps, the states are the
         states given.
-
-    Raises:
-        ValueError: the steps of a sequence are split over processes.
-
-    Example:
-        >>> def step(state, x):
-        ...     (h,) = state
-        ...     h = torch.tanh(h + x)
-        ...     return (h,), (h,)
-        >>> (h,), (y,) = step_by_step("rnn", step, [torch.zeros(1, 2)], [torch.ones(1, 5, 2)])
-        >>> y.shape, torch.equal(y[:, -1], h)
-        (torch.Size([1, 5, 2]), True)
     """
     refuse_split_time(name)
     fresh = [0.0] * len(state) if fresh is None else fresh
@@ -178,10 +163,6 @@ def beside_times(x: Float[Tensor, "b t d"], dt: Float[Tensor, "b t"] | None) -> 
     Args:
         x: inputs (b, t, d).
         dt: time since the step before (b, t); None is 1 everywhere.
-
-    Example:
-        >>> beside_times(torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.5]])).tolist()
-        [[[0.0, 1.0], [0.0, 0.5]]]
     """
     x = wide(x)
     times = torch.ones_like(x[..., :1]) if dt is None else dt.to(x.dtype)[..., None]
@@ -240,15 +221,6 @@ def solve(
         n_steps: number of equal steps.
         rtol: relative tolerance of adaptive solvers.
         atol: absolute tolerance of adaptive solvers.
-
-    Raises:
-        ValueError: the solver is unknown, or a number is out of range.
-        MissingExtraError: an adaptive solver without torchdiffeq.
-
-    Example:
-        >>> import torch
-        >>> solve(torch.neg, torch.ones(1), torch.ones(1), "rk4", n_steps=10)
-        tensor([0.3679])
     """
     choice(SOLVERS, solver=solver)
     at_least(1, most=COUNT, n_steps=n_steps)
@@ -288,9 +260,6 @@ class LowRank(nn.Sequential):
         d_out: width of y.
         rank: None means a full matrix.
         std: standard deviation of the initial weights of every matrix, which are Gaussian.
-
-    Raises:
-        ValueError: the rank is below 1.
     """
 
     def __init__(self, d_in: int, d_out: int, rank: int | None, *, std: float) -> None:

@@ -222,9 +222,6 @@ class PositionWise(nn.Module):
         output: "linear", "glu" or "none".
         n_outputs: outputs of each channel; y has n_outputs d_model channels.
         activation: whether there is the GELU.
-
-    Raises:
-        ValueError: an unknown name, or several outputs with "none".
     """
 
     def __init__(

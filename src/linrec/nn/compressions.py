@@ -83,11 +83,6 @@ class Pooling(nn.Module):
     Args:
         rate: r, the steps of a vector.
         kind: "mean" or "max".
-
-    Example:
-        >>> old = PastSteps.of(torch.arange(4.0).reshape(1, 4, 1), torch.ones(1, 4, dtype=torch.bool))
-        >>> Pooling(2, "mean")(old).h.flatten()
-        tensor([0.5000, 2.5000])
     """
 
     taps = None
@@ -110,11 +105,6 @@ class MostUsed(nn.Module):
 
     Args:
         rate: r.
-
-    Example:
-        >>> old = PastSteps.of(torch.arange(4.0).reshape(1, 4, 1), torch.ones(1, 4, dtype=torch.bool))
-        >>> MostUsed(2)(old, lambda: torch.tensor([[3.0, 1.0, 2.0, 4.0]])).h.flatten()
-        tensor([0., 3.])
     """
 
     taps = None
@@ -142,9 +132,6 @@ def make_compression(
         segment_length: steps that leave the memory at a time.
         compression_rate: r, the steps of a vector.
         dilation: steps between two taps of "dilated".
-
-    Raises:
-        ValueError: an unknown `kind`, an r that does not divide the steps, or a `dilation` below 1.
     """
     choice(Compression, compression=kind)
     divisor("segment_length", segment_length, compression_rate=compression_rate)

@@ -77,12 +77,6 @@ class ContextMemory(NamedTuple):
             sight: the steps that a new step sees.
             bias: of scores by distance.
             dropout: probability of dropping an attention weight.
-
-        Example:
-            >>> q, kv = torch.zeros(1, 2, 1, 1), torch.tensor([1.0, 3.0]).reshape(1, 2, 1, 1, 1)
-            >>> memory = ContextMemory.empty(1, 0, 0, 1, 1)
-            >>> memory.attend_steps(q, kv.expand(-1, -1, 2, -1, -1), Sight(None, None)).flatten()
-            tensor([1., 2.])
         """
         visible, W = sight.steps, self.kv.shape[1]
         if W:
@@ -153,9 +147,6 @@ class ParallelMixers(nn.ModuleList):
     Args:
         mixers: mixers of one kind.
         name: the argument that names the kind, for the error.
-
-    Raises:
-        ValueError: mixers with a growing state or with segments.
     """
 
     def __init__(self, mixers: Iterable[Mixer], *, name: str) -> None:

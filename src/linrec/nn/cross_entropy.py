@@ -51,12 +51,6 @@ def linear_cross_entropy(
     Source:
         The pieces come from Hsu et al., Liger Kernel (2024). torch 2.13 has a function of this name that
         returns no predictions.
-
-    Example:
-        >>> x, weight = torch.zeros(2, 3, 4), torch.zeros(10, 4)
-        >>> loss, predictions = linear_cross_entropy(x, weight, None, torch.zeros(2, 3).long(), rows=2)
-        >>> round(float(loss / 6), 4), predictions.shape
-        (2.3026, torch.Size([2, 3]))
     """
     shape, kind = targets.shape, x.device.type
     x, targets = x.flatten(0, -2), targets.flatten()

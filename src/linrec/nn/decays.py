@@ -33,10 +33,6 @@ def multi_scale_decay(
 
     Source:
         RetNet (Sun and others, 2023), eq. 8.
-
-    Example:
-        >>> (1 / (1 - multi_scale_decay(3).exp())).round()
-        tensor([ 32.,  64., 128.])
     """
     exponent = torch.arange(5, 5 + n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
     return torch.log1p(-(2.0**-exponent))
@@ -46,10 +42,6 @@ def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return log(1 + exp(z)) as -log sigmoid(-z).
 
     torch 2.13 compiles the gradient of its own softplus with wrong strides.
-
-    Example:
-        >>> round(softplus(torch.zeros(1)).item(), 4)
-        0.6931
     """
     return -functional.logsigmoid(-z)
 
@@ -62,15 +54,8 @@ def step_bias(n: int, dt_init: tuple[float, float], *, floor: float = 0.0) -> Fl
         dt_init: (low, high), range of the step sizes.
         floor: smallest step size.
 
-    Raises:
-        ValueError: a `dt_init` that is not (low, high) with 0 < low <= high.
-
     Source:
         Gu and Dao, Mamba (2023), section 3.6; the floor is the released code's.
-
-    Example:
-        >>> round(torch.nn.functional.softplus(step_bias(1, (0.1, 0.1))).item(), 4)
-        0.1
     """
     span(0, math.inf, dt_init=dt_init, cure="A step of zero never moves; Mamba's are 0.001 and 0.1.")
     low, high = map(math.log, dt_init)
@@ -153,9 +138,6 @@ def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerB
     Args:
         lower_bound: "increasing", "decreasing", "random", or a number in [0, 1).
         width: channels d.
-
-    Raises:
-        ValueError: there is no such kind, or the number is out of range.
     """
     if isinstance(lower_bound, str):
         choice(LowerBoundKind, lower_bound=lower_bound)
@@ -189,9 +171,6 @@ def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:
     Args:
         layers: mixers with lower bounds, first layer first.
         like: a tensor with the device and dtype of the bounds.
-
-    Raises:
-        ValueError: the layers differ in channels or in `lower_bound`.
     """
     of = {(None if m.bounds is None else m.bounds.gamma.shape[-1], m.lower_bound) for m in layers}
     require(

@@ -57,17 +57,9 @@ class UnitFeatures(nn.Module):
     Attributes:
         d_features: channels of u.
 
-    Raises:
-        ValueError: an unknown norm or feature map, or one whose features turn.
-
     Source:
         "l2" with SiLU: Yang and others, DeltaNet (2024). "l1": the sum normalisation of Schlag, Irie and
         Schmidhuber (2021), for features >= 0.
-
-    Example:
-        >>> import torch
-        >>> UnitFeatures(2, feature_map="relu")(torch.tensor([3.0, 4.0]))
-        tensor([0.6000, 0.8000])
     """
 
     def __init__(
@@ -157,17 +149,9 @@ class WriteStrength(nn.Module):
         strength: one of the table.
         bias: whether sigmoid's argument has a bias, which starts at zero.
 
-    Raises:
-        ValueError: an unknown strength.
-
     Source:
         "sigmoid": Schlag, Irie and Schmidhuber (2021). "double_sigmoid": Grazzi and others, Unlocking
         State-Tracking in Linear RNNs Through Negative Eigenvalues (2025).
-
-    Example:
-        >>> import torch
-        >>> WriteStrength(4, 2, strength="double_sigmoid")(torch.zeros(1, 1, 4))
-        tensor([[[1., 1.]]], grad_fn=<MulBackward0>)
     """
 
     def __init__(
@@ -204,13 +188,6 @@ def written(
         k: key, a row (..., 1, dk).
         v: value, a row (..., 1, dv).
         beta: writing strength (..., 1, 1).
-
-    Example:
-        >>> import torch
-        >>> k, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0]])
-        >>> written(torch.zeros(2, 1), k, v, torch.tensor([[0.5]]))
-        tensor([[2.],
-                [0.]])
     """
     return W + k.mT * (beta * (v - k @ W))
 
@@ -242,12 +219,6 @@ def fast_weights(
 
     Returns:
         y (b, t, h, dv) and the last S (b, h, dk, dv), both in the dtype of the decays.
-
-    Example:
-        >>> import torch
-        >>> ones, half = torch.ones(1, 3, 1, 1), torch.full((1, 3, 1, 1), 0.5).log()
-        >>> fast_weights(ones, ones, ones, half, half)[0].flatten().tolist()
-        [1.0, 1.25, 1.3125]
     """
     update = (k[..., None] * v[..., None, :]).to(log_z.dtype)
     if log_f is None:

@@ -55,11 +55,6 @@ def stable_exponential(gamma: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 
     Source:
         LRU (Orvieto et al., 2023), section 3.3.
-
-    Example:
-        >>> import torch
-        >>> stable_exponential(torch.zeros(1)).exp()
-        tensor([0.3679])
     """
     return -torch.exp(gamma.clamp(max=_LARGEST_EXPONENT))
 
@@ -142,12 +137,6 @@ def log_refined(
     Source:
         Gu, Gulcehre, Paine, Hoffman and Pascanu, Improving the Gating Mechanism of Recurrent Neural Networks
         (2020), the refine gate.
-
-    Example:
-        >>> import torch
-        >>> log_g, log_rest = log_refined(torch.zeros(1), torch.tensor([20.0]))
-        >>> round(log_g.exp().item(), 4), round(log_rest.exp().item(), 4)
-        (0.75, 0.25)
     """
     log_f, log_not_f = functional.logsigmoid(f), functional.logsigmoid(-f)
     log_r, log_not_r = functional.logsigmoid(r), functional.logsigmoid(-r)
@@ -161,11 +150,6 @@ def positive(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
     Source:
         Feng and others, Were RNNs All We Needed? (2024), candidates in log space.
-
-    Example:
-        >>> import torch
-        >>> positive(torch.tensor([0.0, 1.5])).tolist()
-        [0.5, 2.0]
     """
     return torch.where(u >= 0, u + 0.5, torch.sigmoid(u))
 

@@ -68,12 +68,7 @@ class _SmallLookup(torch.autograd.Function):
 
 
 def soft_cap(x: Float[Tensor, "*n"], cap: float | None) -> Float[Tensor, "*n"]:
-    """y = cap tanh(x / cap), within (-cap, cap) and near x where x is small; x itself where `cap` is None.
-
-    Example:
-        >>> soft_cap(torch.tensor([0.1, 100.0]), 30.0)
-        tensor([ 0.1000, 29.9237])
-    """
+    """y = cap tanh(x / cap), within (-cap, cap) and near x where x is small; x itself where `cap` is None."""
     return x if cap is None else cap * torch.tanh(x / cap)
 
 

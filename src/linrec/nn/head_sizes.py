@@ -27,9 +27,6 @@ def heads_of(name: str, width: int, n_heads: int) -> int:
         name: the argument that is the width, for the error.
         width: channels of all heads.
         n_heads: heads.
-
-    Raises:
-        ValueError: the heads do not divide the width.
     """
     if n_heads < 1 or width < 1 or width % n_heads:
         raise ValueError(
@@ -40,12 +37,7 @@ def heads_of(name: str, width: int, n_heads: int) -> int:
 
 
 def most_heads(width: int, channels: int) -> int:
-    """Return the largest number of heads that divides `width` and leaves each at least `channels`, or 1.
-
-    Example:
-        >>> most_heads(384, 64)
-        6
-    """
+    """Return the largest number of heads that divides `width` and leaves each at least `channels`, or 1."""
     most = max(1, width // channels)
     return next(heads for heads in range(most, 0, -1) if width % heads == 0)
 
@@ -54,10 +46,6 @@ def few_heads(width: int, most: int) -> int:
     """Return the largest divisor of `most` that divides `width`, or 1 where heads would have one channel.
 
     Heads of one channel cannot have a norm: a single number less its mean is zero.
-
-    Example:
-        >>> few_heads(6, 4), few_heads(4, 4)
-        (2, 1)
     """
     return math.gcd(most, width) if width > most else 1
 
@@ -74,9 +62,6 @@ def split_width(
             channels, or 1.
         d_head: channels of a head; None is the width over the number of heads.
         least: channels of a head, where `n_heads` is None.
-
-    Raises:
-        ValueError: the heads do not divide the width and `d_head` is None, or a number below 1.
     """
     n_heads = most_heads(max(width, 1), least) if n_heads is None else n_heads
     d_head = heads_of(name, width, n_heads) if d_head is None else d_head
@@ -120,13 +105,6 @@ def key_value_heads(
         d_v: width of values; None is `width`.
         width: of keys and values by default.
         least: channels of a head, where `n_heads` is None.
-
-    Raises:
-        ValueError: the heads do not divide a width.
-
-    Example:
-        >>> key_value_heads(None, 64, 128, width=32, least=16)
-        KeyValueHeads(n=4, d_key=16, d_value=32)
     """
     d_qk, d_v = width if d_qk is None else d_qk, width if d_v is None else d_v
     n_heads = most_heads(math.gcd(d_qk, d_v), least) if n_heads is None else n_heads
@@ -134,11 +112,7 @@ def key_value_heads(
 
 
 def kv_groups(n_heads: int, kv_heads: int | None) -> int:
-    """Return the number of heads of keys and values, which is `n_heads` where `kv_heads` is None.
-
-    Raises:
-        ValueError: `kv_heads` does not divide `n_heads`.
-    """
+    """Return the number of heads of keys and values, which is `n_heads` where `kv_heads` is None."""
     kv_heads = n_heads if kv_heads is None else kv_heads
     divisor("n_heads", n_heads, kv_heads=kv_heads, cure="1 is multi-query attention.")
     return kv_heads

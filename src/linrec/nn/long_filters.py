@@ -59,9 +59,6 @@ class LongFilter(Filter):
         channels: d.
         length: how many taps there are at most.
         decay: the factor from each tap to the next tap, if all taps have a common factor.
-
-    Raises:
-        ValueError: a `length` below 1.
     """
 
     def __init__(self, channels: int, length: int, *, decay: float | None = None) -> None:

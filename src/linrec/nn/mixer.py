@@ -398,12 +398,7 @@ def _no_tensor(name: str, value: object) -> TypeError:
 
 
 def is_state(state: Any) -> bool:
-    """Return whether a state is a tensor, None, or a tuple of states, which may be named.
-
-    Example:
-        >>> is_state((torch.zeros(2), None)), is_state([torch.zeros(2)]), is_state((torch.zeros(2), 3))
-        (True, False, False)
-    """
+    """Return whether a state is a tensor, None, or a tuple of states, which may be named."""
     if isinstance(state, tuple):
         return all(map(is_state, state))
     return state is None or isinstance(state, Tensor)

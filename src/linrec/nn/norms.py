@@ -19,11 +19,6 @@ class LayerNorm(nn.LayerNorm):
     """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, in the dtype of the weight.
 
     torch's own LayerNorm refuses a float32 input beside weights in half precision.
-
-    Example:
-        >>> import torch
-        >>> LayerNorm(2).bfloat16()(torch.tensor([3.0, 5.0]))
-        tensor([-1.,  1.], dtype=torch.bfloat16, grad_fn=<NativeLayerNormBackward0>)
     """
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -88,12 +83,6 @@ class HeadNorm(nn.Module):
     Source:
         xLSTM (Beck and others, 2024), the figures of its blocks; with a bias, Eagle and Finch (Peng and
         others, 2024).
-
-    Example:
-        >>> import torch
-        >>> HeadNorm(2, 2)(torch.tensor([[1.0, 3.0], [50.0, 10.0]])).detach().round()
-        tensor([[-1.,  1.],
-                [ 1., -1.]])
     """
 
     def __init__(self, n_heads: int, d_head: int, *, eps: float = 1e-5, bias: bool = False) -> None:
@@ -125,16 +114,8 @@ class GroupRMSNorm(nn.Module):
         n_groups: groups of d / n_groups neighbouring channels; 1 is RMSNorm.
         eps: added to the mean square.
 
-    Raises:
-        ValueError: groups that do not divide the width.
-
     Source:
         Dao and Gu, Transformers are SSMs (2024), the norm for tensor parallelism.
-
-    Example:
-        >>> import torch
-        >>> GroupRMSNorm(4, n_groups=2)(torch.tensor([3.0, 4.0, 30.0, 40.0])).square().sum().round().item()
-        4.0
     """
 
     def __init__(self, d: int, *, n_groups: int = 1, eps: float = 1e-5) -> None:

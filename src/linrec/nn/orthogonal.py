@@ -35,13 +35,7 @@ TERMS = 18
 
 
 def cayley(A: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Return (I + A)^-1 (I - A), orthogonal for a skew-symmetric A, without the eigenvalue -1.
-
-    Example:
-        >>> cayley(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
-        tensor([[ 0., -1.],
-                [ 1.,  0.]])
-    """
+    """Return (I + A)^-1 (I - A), orthogonal for a skew-symmetric A, without the eigenvalue -1."""
     one = torch.eye(len(A), dtype=A.dtype, device=A.device)
     # I + A is never singular, and the check for that waits for a GPU
     solution: Tensor = torch.linalg.solve_ex(one + A, one - A)[0]
@@ -59,11 +53,6 @@ def exponential(A: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     Source:
         Higham, The Scaling and Squaring Method for the Matrix Exponential Revisited (2005), with Taylor
         polynomials.
-
-    Example:
-        >>> exponential(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
-        tensor([[1., 1.],
-                [0., 1.]])
     """
     s = A.detach().abs().sum(-1).amax().log2().ceil().clamp(0, SQUARINGS)
     X, one = A * torch.exp2(-s), torch.eye(len(A), dtype=A.dtype, device=A.device)
@@ -100,17 +89,9 @@ class Orthogonal(Float32Module):
         rebase_every: number of updates K after which `linrec train` moves B_0 to the matrix, and A to zero;
             None keeps B_0.
 
-    Raises:
-        ValueError: an unknown name, K below 1, or K without the base "start".
-
     Source:
         Lezcano-Casado and Martinez-Rubio (2019), and Lezcano-Casado (2019) for B_0; the initial A of Henaff,
         Szlam and LeCun (2016), and of Helfrich, Willmott and Ye (2018).
-
-    Example:
-        >>> B = Orthogonal(3)()
-        >>> torch.allclose(B @ B.T, torch.eye(3), atol=1e-6)
-        True
     """
 
     base: Tensor | None
@@ -160,11 +141,7 @@ class Orthogonal(Float32Module):
             return B.to(self.A.dtype)
 
     def after_update(self, updates: int) -> None:
-        """Move B_0 to the matrix and A to zero after every K updates; the matrix stays as it is.
-
-        Raises:
-            ValueError: A is split over processes.
-        """
+        """Move B_0 to the matrix and A to zero after every K updates; the matrix stays as it is."""
         if self.rebase_every is None:
             return
         require(
@@ -186,11 +163,6 @@ def skewed(M: Float[Tensor, "n n"], beta: float = 1.0, gamma: float = 0.0) -> Fl
         M: any square matrix.
         beta: 1 for an antisymmetric matrix, whose eigenvalues are imaginary, and 0 for a symmetric one.
         gamma: by which the real parts of all eigenvalues are moved left.
-
-    Example:
-        >>> skewed(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), gamma=0.5)
-        tensor([[-0.5000,  1.0000],
-                [-1.0000, -0.5000]])
     """
     eye = torch.eye(len(M), dtype=M.dtype, device=M.device)
     return M + (1 - 2 * beta) * M.mT - gamma * eye
@@ -223,9 +195,6 @@ class SkewFieldMixer(NonlinearMixer):
         alpha: factor of A h.
         init_std: scale of the initial M_A and M_W, normal with standard deviation `init_std` / d_model.
         mode: mode of `linrec.ops.nonlinear_scan`.
-
-    Raises:
-        ValueError: a number is out of range, or the mode does not exist.
     """
 
     def __init__(

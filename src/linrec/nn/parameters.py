@@ -99,10 +99,6 @@ def tensor_options(module: nn.Module, device: torch.device | str | None = None) 
     Args:
         module: the module.
         device: a device to return in place of the module's.
-
-    Example:
-        >>> tensor_options(nn.Linear(1, 1).bfloat16())
-        {'dtype': torch.bfloat16, 'device': device(type='cpu')}
     """
     for tensor in itertools.chain(module.parameters(), module.buffers()):
         if tensor.is_floating_point():

@@ -39,12 +39,6 @@ def positions(
 
     Returns:
         Positions (b, t) and the next step's position (b,), int64.
-
-    Example:
-        >>> reset = torch.tensor([[False, False, True, False]])
-        >>> position, seen = positions(torch.tensor([5]), 4, reset=reset)
-        >>> position.tolist(), seen.tolist()
-        ([[5, 6, 0, 1]], [2])
     """
     step = torch.arange(time, device=seen.device)
     begin = -seen[:, None].expand(-1, time)
@@ -80,16 +74,6 @@ class Windows:
 
     Attributes:
         block: steps of a block.
-
-    Example:
-        >>> windows = Windows(4, 2)
-        >>> x = torch.arange(4.0).reshape(1, 4, 1)
-        >>> windows.steps(x)[..., 0].tolist()
-        [[[0.0, 1.0], [2.0, 3.0]]]
-        >>> windows.behind(torch.cat([-torch.ones(1, 2, 1), x], 1)).tolist()
-        [[[[-1.0, -1.0, 0.0, 1.0]], [[0.0, 1.0, 2.0, 3.0]]]]
-        >>> windows.age().tolist()
-        [[2, 1, 0, -1], [3, 2, 1, 0]]
     """
 
     def __init__(self, time: int, size: int) -> None:
@@ -136,10 +120,6 @@ class StandardizedBias(nn.Module):
 
     Source:
         An Attention Free Transformer (Zhai and others, 2021), the reparameterization of AFT-conv.
-
-    Example:
-        >>> StandardizedBias(2, 4)(dtype=torch.float32).abs().max().item()
-        0.0
     """
 
     def __init__(self, n_heads: int, size: int) -> None:
@@ -168,18 +148,9 @@ class BucketBias(nn.Module):
         max_distance: distance from which on there is one bucket.
         std: standard deviation of w when training starts.
 
-    Raises:
-        ValueError: fewer than two buckets, or a `max_distance` among the buckets of one distance.
-
     Source:
         Raffel and others, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer
         (2020), section 2.1, for causal attention.
-
-    Example:
-        >>> BucketBias(2)(3, 5).shape
-        torch.Size([1, 2, 3, 5])
-        >>> BucketBias(1).bucket(torch.tensor([0, 15, 16, 64, 127, 1000])).tolist()
-        [0, 15, 16, 26, 31, 31]
     """
 
     def __init__(
@@ -211,10 +182,6 @@ class BucketBias(nn.Module):
 
 
 def make_bucket_bias(positions: BucketPositions, n_heads: int) -> BucketBias | None:
-    """Return the `BucketBias` of "t5", or None for "none".
-
-    Raises:
-        ValueError: unknown `positions`.
-    """
+    """Return the `BucketBias` of "t5", or None for "none"."""
     choice(BucketPositions, positions=positions)
     return BucketBias(n_heads) if positions == "t5" else None

@@ -69,10 +69,6 @@ def drawn_linear(
         fill: a function of `torch.nn.init`; see `draw`.
         bias: whether there is a b.
         arguments: further arguments of `fill`.
-
-    Example:
-        >>> drawn_linear(2, 1, nn.init.constant_, val=4.0).weight.tolist()
-        [[4.0, 4.0]]
     """
     linear = nn.Linear(d_in, d_out, bias=bias)
     draw([linear], fill, **arguments)
@@ -90,10 +86,6 @@ def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = Fals
 
     Source:
         Glorot and Bengio (2010), eq. 16.
-
-    Example:
-        >>> bool(xavier_linear(3, 3, gain=0.5).weight.abs().max() <= 0.5)
-        True
     """
     return drawn_linear(d_in, d_out, nn.init.xavier_uniform_, bias=bias, gain=gain)
 
@@ -109,11 +101,6 @@ def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
     Source:
         Saxe, McClelland and Ganguli, Exact Solutions to the Nonlinear Dynamics of Learning in Deep Linear
         Neural Networks (2013).
-
-    Example:
-        >>> W = orthogonal_linear(4, 2, gain=3.0).weight
-        >>> (W @ W.T).abs().round().tolist()
-        [[9.0, 0.0], [0.0, 9.0]]
     """
     if gain == 0:
         return drawn_linear(d_in, d_out, nn.init.zeros_)
@@ -130,14 +117,6 @@ def readable(kind: type[nn.Module] | tuple[type[nn.Module], ...], *modules: nn.M
     Args:
         kind: the exact class of each module, or several classes.
         modules: modules with a tensor `weight`.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> readable(nn.Linear, layer), readable(nn.Linear, nn.Sequential(layer))
-        (True, False)
-        >>> handle = layer.register_forward_hook(print)
-        >>> readable(nn.Linear, layer)
-        False
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return not any_global_hook() and all(
@@ -168,11 +147,6 @@ def matrix(linear: nn.Module, d_in: int, device: torch.device | None = None) -> 
         linear: the layer, which may be wrapped or replaced.
         d_in: width of x.
         device: where x lives; None is where the layer's tensors live.
-
-    Example:
-        >>> linear = drawn_linear(2, 3, nn.init.ones_)
-        >>> bool((matrix(nn.Sequential(linear), 2) == linear.weight).all())
-        True
     """
     if readable(LINEAR, linear):
         weight: Tensor = linear.weight  # type: ignore[assignment]
@@ -209,11 +183,6 @@ def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module | None) -> tuple
     """Return the outputs of linear layers for the same input, as one product if layers are joined and plain.
 
     A layer may be None, and so is its output then.
-
-    Example:
-        >>> q, k = (drawn_linear(2, n, nn.init.ones_) for n in (1, 2))
-        >>> projected(torch.ones(2), q, k, None)[1:]
-        (tensor([2., 2.], grad_fn=...), None)
     """
     layers = [linear for linear in linears if linear is not None]
     joined = getattr(layers[0], "joined", None) if layers else None
@@ -254,10 +223,6 @@ def input_kwargs(linear: nn.Module, device: torch.device | str | None = None) ->
     Args:
         linear: the projection.
         device: where the inputs live; None is where the weight lives.
-
-    Example:
-        >>> input_kwargs(nn.Linear(1, 1), "meta")
-        {'dtype': torch.float32, 'device': 'meta'}
     """
     return tensor_options(linear, device)
 
@@ -270,12 +235,6 @@ def output_kwargs(linear: nn.Module, device: torch.device | str | None = None) -
     Args:
         linear: the projection.
         device: where the outputs live; None is where the weight lives.
-
-    Example:
-        >>> linear = nn.Linear(1, 1)
-        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
-        ...     output_kwargs(linear)["dtype"] == linear(torch.ones(1)).dtype == torch.bfloat16
-        True
     """
     options = tensor_options(linear, device)
     kind = torch.device(options["device"]).type

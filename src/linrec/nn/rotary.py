@@ -111,12 +111,6 @@ def running_turns(
 
     Source:
         Lahoti and others, Mamba-3 (2026), proposition 3.
-
-    Example:
-        >>> import torch
-        >>> (cos, sin), last = running_turns(torch.full((1, 2, 1, 1), torch.pi / 2))
-        >>> sin.flatten().round(), last
-        (tensor([1., -0.]), tensor([[3.1416]]))
     """
     steps = angles.flatten(2).to(_wide(angles.device))
     sums, end = scan(steps.new_ones(()), steps, state=last, reset=reset)
@@ -174,11 +168,6 @@ def turned(
     """Turn the channels 2j and 2j + 1 of `x` by angle j, of the given cosine and sine.
 
     The channels after the last pair do not turn. The result is rounded once, to the dtype of `x`.
-
-    Example:
-        >>> import torch
-        >>> turned(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([0.0]), torch.tensor([1.0]))
-        tensor([0., 1., 3.])
     """
     first, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)
     parts = first.to(cos.dtype).unflatten(-1, (-1, 2))
@@ -226,12 +215,6 @@ def rotary_gate_loop(
 
     Source:
         RetNet (Sun and others, 2023), eq. 5 and 6; RoFormer (Su and others, 2021), eq. 16.
-
-    Example:
-        >>> x = torch.ones(1, 3, 1, 2)
-        >>> y, state = rotary_gate_loop(Rotary(2), x, x, x[..., :1])
-        >>> y.flatten(), state.shape
-        (tensor([2.0000, 3.0806, 2.2483]), torch.Size([1, 1, 1, 1]))
     """
     dtype = accumulation(q.dtype)
     if q.shape[1] < 2 or handled():

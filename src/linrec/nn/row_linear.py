@@ -84,10 +84,6 @@ def row_linear(
         x: rows.
         weight: W.
         bias: b; None is no bias.
-
-    Example:
-        >>> row_linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        tensor([[3., 7.]])
     """
     if not _suits(x, weight, bias):
         return functional.linear(x, weight, bias)

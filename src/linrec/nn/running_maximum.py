@@ -48,12 +48,6 @@ def running_maximum(
 
     Returns:
         m_0 .. m_t, (b, t + 1, ..), in the dtype of `x`.
-
-    Example:
-        >>> x = torch.tensor([3.0, 1.0, 0.0]).reshape(1, 3, 1)
-        >>> none = torch.full((1, 1), -torch.inf)
-        >>> running_maximum(x, none, torch.tensor([-1.0])).flatten().tolist()
-        [-inf, 3.0, 2.0, 1.0]
     """
     largest = torch.cat([before.detach()[:, None].to(x.dtype), x.detach()], 1)
     if log_decay is None and reset is None:
@@ -93,12 +87,6 @@ def maxima_around_steps(
     """Return m_{t-1} and m_t of `running_maximum` for every step t, and the last m.
 
     m_{t-1} is -inf where a new sequence starts. The last m shares no memory with the others.
-
-    Example:
-        >>> x = torch.tensor([3.0, 5.0]).reshape(1, 2, 1)
-        >>> earlier, m, last = maxima_around_steps(x, torch.zeros(1, 1))
-        >>> earlier.flatten().tolist(), m.flatten().tolist(), last.item()
-        ([0.0, 3.0], [3.0, 5.0], 5.0)
     """
     m = running_maximum(x, before, log_decay, reset=reset)
     earlier = m[:, :-1]
@@ -121,17 +109,8 @@ class MemoryGates(nn.Module):
         gate_cap: the soft cap c of both gates' arguments z, c tanh(z / c) in place of z; or None.
         gate_std: standard deviation of w_i and w_f when training starts.
 
-    Raises:
-        ValueError: an unknown `forget_gate`, a `gate_cap` that is not positive, or a `gate_std` below 0.
-
     Source:
         xLSTM (Beck and others, 2024), the forward pass of the mLSTM.
-
-    Example:
-        >>> import torch
-        >>> log_i, log_f = MemoryGates(8, 2)(torch.zeros(1, 10, 8))
-        >>> log_i.shape, torch.allclose(log_f[0, 0].exp(), torch.tensor([3.0, 6.0]).sigmoid())
-        (torch.Size([1, 10, 2]), True)
     """
 
     def __init__(
@@ -220,12 +199,6 @@ def stabilised(
 
     Source:
         xLSTM (Beck and others, 2024), the stabiliser of the sLSTM's gates.
-
-    Example:
-        >>> log_i, q = torch.tensor([100.0, 0.0]).reshape(1, 2, 1), torch.ones(1, 2, 1, 1)
-        >>> inputs = stabilised(q, q, q, log_i, torch.zeros(1, 2, 1), None)
-        >>> inputs.m.item(), inputs.k.flatten()[0].item(), inputs.log_f.flatten().tolist()
-        (100.0, 1.0, [-inf, 0.0])
     """
     # the largest exponent so far is over the steps of all processes
     refuse_split_time("mlstm")

@@ -61,14 +61,7 @@ class PastSteps(NamedTuple):
         return replaced(self, kv=keys_and_values(self.h, self.kv, k, v))
 
     def then(self, steps: "PastSteps") -> "PastSteps":
-        """Return the last m steps after t more steps.
-
-        Example:
-            >>> memory = PastSteps.empty(1, 3, 1)
-            >>> more = PastSteps.of(torch.ones(1, 2, 1), torch.ones(1, 2, dtype=torch.bool))
-            >>> memory.then(more).h.flatten()
-            tensor([0., 1., 1.])
-        """
+        """Return the last m steps after t more steps."""
         return PastSteps(*map(last_steps, self, steps))
 
     def evicting(self, steps: "PastSteps") -> tuple["PastSteps", "PastSteps"]:
@@ -163,9 +156,6 @@ class SegmentMixer(Mixer, ABC):
         segment_length: steps of a segment.
         detach: where gradients through the memory stop.
         dropout: probability that an attention weight is dropped, in training alone.
-
-    Raises:
-        ValueError: a number out of range, or an unknown `detach`.
     """
 
     segment_length: int

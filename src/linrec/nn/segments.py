@@ -112,9 +112,6 @@ def first_state(memory: Tree, segment: Tree, *, length: int, position: int = 0) 
         segment: cached steps of an empty segment, tensors (b, 0, d, ...).
         length: steps of a segment.
         position: steps since the start of the stream, at least 0.
-
-    Raises:
-        ValueError: a negative position.
     """
     require(position >= 0, f"`position` must be at least 0; got {position}. Count from the stream's start.")
     batch, device, steps = leaves(segment)[0].shape[0], leaves(segment)[0].device, position % length
@@ -170,23 +167,6 @@ def by_segments(
 
     Returns:
         The outputs, and the state after the last step.
-
-    Raises:
-        ValueError: the steps of a sequence are split over processes, or the state is of longer segments.
-
-    Example:
-        The memory is the sum of the segments before:
-
-        >>> def read(x, memory, segment, sight):
-        ...     return memory[:, None] + 0 * x, torch.cat([segment, x], 1)
-        >>> def write(memory, segment, alive):
-        ...     return memory + segment.sum(1)
-        >>> zeros = torch.zeros(1, 1)
-        >>> start = first_state(zeros, zeros[:, None][:, :0], length=2)
-        >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).reshape(1, 5, 1)
-        >>> y, state = by_segments("sum", read, write, x, start, length=2, fresh=zeros)
-        >>> y.flatten(), state.memory, state.segment.flatten()
-        (tensor([ 0.,  0.,  3.,  3., 10.]), tensor([[10.]]), tensor([5.]))
     """
     piece = partial(_piece, read, prepare, fresh=fresh)
     finish = partial(_written, write, iter(() if given is None else given.unbind(1)))
@@ -224,9 +204,6 @@ def run_segments(
 
     Returns:
         The outputs, and the state after the last step.
-
-    Raises:
-        ValueError: the steps of a sequence are split over processes, or the state is of longer segments.
     """
     refuse_split_time(name)
     done, time = state.alive.shape[1], x.shape[1]

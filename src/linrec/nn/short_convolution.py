@@ -24,12 +24,6 @@ class Stage(nn.Module):
 
     Args:
         present: whether the mixer has the part.
-
-    Example:
-        >>> Stage(present=True).joined("tail", "S"), Stage(present=False).joined(None, "S")
-        (('tail', 'S'), 'S')
-        >>> Stage(present=False).split("S"), Stage(present=True).split(None)
-        ((None, 'S'), (None, None))
     """
 
     def __init__(self, *, present: bool) -> None:
@@ -57,17 +51,8 @@ class ShortConvolution(Stage):
         bias: whether there is a b.
         silu: whether f is SiLU.
 
-    Raises:
-        ValueError: a width below 1.
-
     Source:
         Gu and Dao, Mamba (2023), section 3.4.
-
-    Example:
-        >>> import torch
-        >>> y, tail = ShortConvolution(8, 4)(torch.zeros(2, 10, 8))
-        >>> y.shape, tail.shape
-        (torch.Size([2, 10, 8]), torch.Size([2, 3, 8]))
     """
 
     weight: Tensor

@@ -58,17 +58,8 @@ def spectrum(
     Returns:
         A (n,), complex but for "real", and B (n,), real.
 
-    Raises:
-        ValueError: an unknown name, or an N that is odd or not positive.
-
     Source:
         S4D (Gu, Gupta, Goel and Ré, 2022), its definitions of S4D-Lin, S4D-Inv, S4D-LegS and S4D-Real.
-
-    Example:
-        >>> spectrum("lin", 6)[0].imag
-        tensor([0.0000, 3.1416, 6.2832], dtype=torch.float64)
-        >>> spectrum("real", 3)[0]
-        tensor([-1., -2., -3.], dtype=torch.float64)
     """
     choice(Spectrum, init=init)
     choice(Start, start=start)
@@ -102,10 +93,6 @@ def released_start(measure: Measure, d_state: int) -> NormalPlusLowRank:
 
     Source:
         Released code of S4 (Gu, Goel and Ré, 2022), its functions `transition` and `nplr`.
-
-    Example:
-        >>> round(float(released_start("legs", 64).B.abs().max()), 3)
-        2.0
     """
     Lambda, P, B, V = normal_plus_low_rank(measure, d_state)
     if measure != "legs":
@@ -125,9 +112,6 @@ def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "cha
         channels: number of step sizes.
         dt_min: smallest step, above zero.
         dt_max: largest step.
-
-    Raises:
-        ValueError: step sizes without 0 < dt_min <= dt_max < infinity, or one that underflows to zero.
 
     Source:
         S4 (Gu, Goel and Ré, 2022), whose steps start between 0.001 and 0.1.
@@ -194,19 +178,8 @@ class DiagonalSSM(Float32Module):
         start: where B starts with "legs", "paper" or "released"; see `linrec.nn.state_space.released_start`.
         skip: whether there is a D.
 
-    Raises:
-        ValueError: unknown names, an odd or no `d_state`, an `n_ssm` that does not divide d, a step size that
-            is not positive, or one whose discretisation is unstable.
-
     Source:
         S4D (Gu, Gupta, Goel and Ré, 2022).
-
-    Example:
-        >>> ssm = DiagonalSSM(8, d_state=4)
-        >>> Abar, Bbar, C, D = ssm()
-        >>> y, state = diagonal_ssm(torch.zeros(2, 50, 8), Abar, Bbar, C, mode=ssm.mode)
-        >>> y.shape, state.shape
-        (torch.Size([2, 50, 8]), torch.Size([2, 8, 2]))
     """
 
     dt_log: Tensor
@@ -314,9 +287,6 @@ class DiagonalSSM(Float32Module):
         y has D u in it, if there is a D.
 
         The tensors Abar, Bbar u and x of all steps, (b, t, d, n), are in memory.
-
-        Raises:
-            ValueError: the mode is "convolution".
         """
         require(
             self.mode != "convolution",

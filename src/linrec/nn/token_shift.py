@@ -49,17 +49,8 @@ def token_shift(
         x_{t-1} (b, t, d) in the dtype of `x`, and x_t of the last step (b, d) in float32 (float64 for double
         inputs); `last` for zero-length time.
 
-    Raises:
-        ValueError: the steps of a sequence are split over processes.
-
     Source:
         Peng and others, RWKV: Reinventing RNNs for the Transformer Era (2023), token shift.
-
-    Example:
-        >>> x = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1)
-        >>> before, last = token_shift(x)
-        >>> before.flatten().tolist(), last.item()
-        ([0.0, 1.0, 2.0], 3.0)
     """
     # the first step of a part comes after the last one of another process
     refuse_split_time("token_shift")
@@ -100,18 +91,8 @@ class TokenShift(Stage):
         rank: of A_z B_z; None leaves them and mu_x out.
         present: whether tokens are mixed; without, every x_z is x_t.
 
-    Raises:
-        ValueError: a `rank` below 1.
-
     Source:
         Eagle and Finch (Peng and others, 2024), lerp and ddlerp.
-
-    Example:
-        >>> shift = TokenShift(1, 2)
-        >>> shift.start([torch.tensor([0.5]), torch.tensor([1.0])])
-        >>> (k, v), last = shift(torch.tensor([2.0, 4.0]).reshape(1, 2, 1))
-        >>> k.flatten().tolist(), v.flatten().tolist(), last.item()
-        ([1.0, 3.0], [0.0, 2.0], 4.0)
     """
 
     def __init__(self, d_model: int, n: int, *, rank: int | None = None, present: bool = True) -> None:
@@ -191,12 +172,7 @@ class Place(NamedTuple):
 
 
 def ramp(width: int, power: float) -> Float[Tensor, "d"]:
-    """(i / width)^power for channels i = 0 .. width - 1: the share of the current token in a token shift.
-
-    Example:
-        >>> ramp(4, 2.0)
-        tensor([0.0000, 0.0625, 0.2500, 0.5625])
-    """
+    """(i / width)^power for channels i = 0 .. width - 1: the share of the current token in a token shift."""
     return (torch.arange(width) / width) ** power
 
 
@@ -204,33 +180,20 @@ def first_decay(width: int, place: Place, *, low: float, high: float) -> Float[T
     """low + (high - low) (i / (width - 1))^(0.7 + 1.3 depth): log(-log w) of each channel, slowest first.
 
     Deeper layers have more of the slow ones.
-
-    Example:
-        >>> first_decay(3, Place(1, 2), low=-6.0, high=-1.0)
-        tensor([-6.0000, -4.7500, -1.0000])
     """
     return low + (high - low) * _fraction(width) ** (0.7 + 1.3 * place.depth)
 
 
 def first_bonus(width: int, place: Place) -> Float[Tensor, "d"]:
-    """depth (1 - i / (width - 1)) + 0.1 z_i with z = 0, 1, -1, 0, ..: u of a matrix state.
-
-    Example:
-        >>> first_bonus(3, Place(1, 2))
-        tensor([ 1.0000,  0.6000, -0.1000])
-    """
+    """depth (1 - i / (width - 1)) + 0.1 z_i with z = 0, 1, -1, 0, ..: u of a matrix state."""
     return place.depth * (1 - _fraction(width)) + 0.1 * zigzag(width)
 
 
 def first_shares(width: int, place: Place) -> dict[str, Float[Tensor, "d"]]:
     """Return the shares of the last token in the inputs of r, k, v, w and g, for RWKV-5 and RWKV-6.
 
-        mu_k = mu_w = 1 - (i/d)^(1 - l/L)    mu_r = mu_g = 1 - (i/d)^((1 - l/L) / 2)
-        mu_v = mu_k - 0.3 l/(L - 1)
-
-    Example:
-        >>> first_shares(4, Place())["k"]
-        tensor([1.0000, 0.7500, 0.5000, 0.2500])
+    mu_k = mu_w = 1 - (i/d)^(1 - l/L)    mu_r = mu_g = 1 - (i/d)^((1 - l/L) / 2)
+    mu_v = mu_k - 0.3 l/(L - 1)
     """
     k, r = 1 - ramp(width, place.height), 1 - ramp(width, 0.5 * place.height)
     return {"r": r, "k": k, "v": k - 0.3 * place.depth, "w": k, "g": r}

@@ -69,15 +69,6 @@ def run_torch_rnn(
 
     Returns:
         y (b, t, hidden) and the state (b, n).
-
-    Example:
-        >>> def cell(h, Wx, U, c):
-        ...     return torch.tanh(Wx + functional.linear(h, U, c))
-        >>> rnn, x, start = RNNWeights("RNN_TANH", 3), torch.randn(2, 5, 3), torch.zeros(2, 3)
-        >>> y, state = run_torch_rnn(rnn, cell, x, start, None, "auto")
-        >>> looped, _ = run_torch_rnn(rnn, cell, x, start, None, "recurrent")
-        >>> bool((y - looped).abs().max() < 1e-5)
-        True
     """
 
     def looped(x: Tensor, state: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> Values:

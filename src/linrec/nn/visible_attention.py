@@ -82,11 +82,6 @@ def visible_attention(
 
     Returns:
         o (b, t, h, dv).
-
-    Example:
-        >>> v = torch.tensor([1.0, 3.0]).reshape(1, 2, 1, 1)
-        >>> visible_attention(0 * v, v, v).flatten()
-        tensor([1., 2.])
     """
     shape, keys, width = (*q.shape[:3], v.shape[-1]), k.shape[1], v.shape[-1]
     if 0 in shape:
@@ -199,12 +194,6 @@ def distance_attention(
         distance: W_R and R.
         biases: u and v of the equation.
         dropout: probability of dropping an attention weight.
-
-    Example:
-        >>> q, visible = torch.zeros(1, 2, 1, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
-        >>> biases = QueryBiases(1, 4, std=0.0)
-        >>> distance_attention(q, q, q + 3, visible, DistanceScores(6, 1, 4), biases).detach()[0, 1, 0]
-        tensor([3., 3., 3., 3.])
     """
     scale, channels = 1 / math.sqrt(q.shape[-1]), fitting(q.shape[-1], q)
     # once for both products
@@ -225,12 +214,6 @@ def attention_received(
 
     Args:
         keys: the n keys, a part of all s. The other arguments are those of `distance_attention`.
-
-    Example:
-        >>> q, visible = torch.zeros(1, 2, 1, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
-        >>> biases = QueryBiases(1, 4, std=0.0)
-        >>> attention_received(slice(0, 1), q, q, visible, DistanceScores(6, 1, 4), biases).detach()
-        tensor([[1.5000]])
     """
     # values that make the output the weights
     one_hot = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)[:, keys]
@@ -239,13 +222,7 @@ def attention_received(
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor, "t width"]:
-    """Return the sines, then the cosines, of positions (t,) times 10000^(-2i / width).
-
-    Example:
-        >>> sinusoids(torch.arange(2), 2, torch.float32)
-        tensor([[0.0000, 1.0000],
-                [0.8415, 0.5403]])
-    """
+    """Return the sines, then the cosines, of positions (t,) times 10000^(-2i / width)."""
     wide = torch.promote_types(dtype, torch.float32)
     frequency = 10_000 ** -(torch.arange(0, width, 2, dtype=wide, device=positions.device) / width)
     angle = positions.to(wide)[:, None] * frequency
@@ -262,9 +239,6 @@ class CrossAttention(nn.Module):
         n_heads: heads. None is the largest number that divides `d_model` and leaves at least 64 channels to
             each head, or 1.
         temperature: tau.
-
-    Raises:
-        ValueError: `n_heads` that does not divide `d_model`.
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2.

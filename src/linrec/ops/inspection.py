@@ -29,12 +29,6 @@ def note(**values: Tensor) -> None:
     the input, and the `phase` of complex factors if phases may exceed pi. On an operator with values it notes
     the `gate` of the values and the `divisor` of the outputs. If the operator receives stabilised decays, the
     mixer notes the decays of the paper as `log_decay` (b, t, ..) or (c,).
-
-    Example:
-        >>> with noting() as notes:
-        ...     note(gate=torch.ones(1))
-        >>> notes
-        {'gate': tensor([1.])}
     """
     if (notes := _NOTES.get()) is not None:
         notes.update(values)

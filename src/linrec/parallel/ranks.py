@@ -60,9 +60,6 @@ class Ranks:
         rank: rank of this process.
         size: number of ranks.
         sent: bytes that this rank has sent; each of the other ranks receives them.
-
-    Raises:
-        ValueError: there is no such group, or this process is not in it.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -101,9 +98,6 @@ class Ranks:
         Args:
             call: this rank's call.
             device: device of its tensors.
-
-        Raises:
-            ValueError: the calls differ. All ranks raise it.
         """
         mine = torch.tensor(call, device="cpu" if self._hosts_meet else device)
         calls = [Call(*row) for row in torch.stack(self.gather(mine)).tolist()]

@@ -102,12 +102,6 @@ class ModalFilter(Filter):
 
     Source:
         Laughing Hyena Distillery (Massaroli and others, 2023), its modal form.
-
-    Example:
-        >>> import torch
-        >>> half = torch.full((1, 1), 0.5 + 0j)
-        >>> ModalFilter(half, torch.ones_like(half), torch.ones(1)).kernel(3)
-        tensor([[2.0000, 0.5000, 0.2500]], grad_fn=<CatBackward0>)
     """
 
     def __init__(

@@ -60,12 +60,6 @@ def evaluate_tasks(
 
     Returns:
         Scores by task and measure, with lm-eval's names, such as "acc,none".
-
-    Raises:
-        ConfigError: a task is unknown, the run is no language model, or its tokenizer has no end-of-document
-            token.
-        MissingExtraError: lm-eval is not installed.
-        TrainError: tasks.json cannot be written.
     """
     evaluator = import_extra("lm_eval.evaluator", PURPOSE)
     manager = import_extra("lm_eval.tasks", PURPOSE).TaskManager(
@@ -114,11 +108,7 @@ def evaluate_tasks(
 
 
 def read_tasks(folder: Path) -> dict[str, Any] | None:
-    """Return the content of tasks.json in a run folder; None without that file.
-
-    Raises:
-        RunFolderError: the file is damaged.
-    """
+    """Return the content of tasks.json in a run folder; None without that file."""
     return read_content(folder / FILE, Tasks, f"Delete it, or run `linrec eval {folder} --tasks` again.")
 
 

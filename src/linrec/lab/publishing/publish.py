@@ -49,11 +49,6 @@ def publish(run: Run, folder: Path) -> None:
     Args:
         run: the run of a language model.
         folder: the folder to create. It appears once it is complete.
-
-    Raises:
-        ConfigError: the run did not train a language model.
-        RunFolderError: the run has no checkpoint, or `folder` exists.
-        TrainError: a file cannot be written.
     """
     task, tokenizer = language_task(run), tokenizer_of(run)
     if folder.exists():
@@ -88,9 +83,6 @@ def push(folder: Path, repository: str) -> str:
     Args:
         folder: the folder that `publish` wrote.
         repository: name of the repository, such as "me/my-model"; it is created if it does not exist.
-
-    Raises:
-        TrainError: the hub cannot be reached, or refuses the upload.
     """
     hub = HfApi()
     try:

@@ -144,15 +144,7 @@ def get(name: str) -> type[Any]:
 
 
 def name_of(task: type[Any]) -> str:
-    """Return the name by which `get` finds a task: a name from `names()`, or an import path.
-
-    Raises:
-        ConfigError: Python cannot import the class by its module and its name.
-
-    Example:
-        >>> name_of(MemoryHorizon)
-        'memory_horizon'
-    """
+    """Return the name by which `get` finds a task: a name from `names()`, or an import path."""
     module, name = task.__module__, task.__qualname__
     inside = f"{module.removeprefix(f'{__name__}.')}:{name}"
     known = next((key for key, place in TASKS.items() if place == inside), None)

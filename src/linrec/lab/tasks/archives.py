@@ -57,18 +57,6 @@ def read_ts(path: Path, *, numbers: bool = False) -> TsFile:
     Args:
         path: the file.
         numbers: whether the labels must be real numbers; if not, they must be classes.
-
-    Raises:
-        DataError: the file cannot be read, is damaged, has time stamps, or has other labels.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "Steps_TRAIN.ts"
-        >>> text = "@timeStamps false\\n@classLabel true up down\\n@data\\n1,2,?:0,0,1:up\\n5,4:1,1:down\\n"
-        >>> _ = path.write_text(text)
-        >>> file = read_ts(path)
-        >>> file.classes, file.labels.tolist(), file.series[1].tolist()
-        (('up', 'down'), [0, 1], [[5.0, 1.0], [4.0, 1.0]])
     """
     header: dict[str, list[str]] = {}
     series: list[NDArray[np.float32]] = []

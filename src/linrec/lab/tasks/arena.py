@@ -97,10 +97,6 @@ def expression(tokens: Iterable[int]) -> str:
 
     Args:
         tokens: a sequence of tokens without padding.
-
-    Example:
-        >>> expression([11, 2, 9, 10, 4, 7, 14, 0, 14])
-        '[MAX 2 9 [MIN 4 7 ] 0 ]'
     """
     return " ".join(SYMBOLS[token] for token in tokens)
 

@@ -416,11 +416,6 @@ def events(bits: Int64[Tensor, "n t"], labels: Int64[Tensor, "n"], *, dense: boo
         bits: strings, each followed by padding with another number than 0 and 1.
         labels: class of each string.
         dense: whether every bit is an event; if not, the first bit, every change and the last bit are.
-
-    Example:
-        >>> split = events(torch.tensor([[1, 1, 0, 2]]), torch.tensor([0]), dense=False)
-        >>> split.rows(torch.tensor([0])).inputs.tolist(), split.lengths
-        ([[[1.0, 0.03125], [0.0, 0.0625], [0.0, 0.0], [0.0, 0.0]]], tensor([2]))
     """
     inside = bits <= 1
     kept = inside.clone()

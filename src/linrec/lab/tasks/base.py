@@ -67,10 +67,6 @@ def times_of(inputs: Float[Tensor, "b t f"], unit: float | None) -> Float[Tensor
     Args:
         inputs: features, the last of which is the time since the step before.
         unit: length of a regular step; None for no `dt`.
-
-    Example:
-        >>> times_of(torch.tensor([[[5.0, 0.0], [5.0, 0.5]]]), 0.25)
-        tensor([[1., 2.]])
     """
     if unit is None:
         return None
@@ -298,12 +294,7 @@ def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
 
 
 def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"]) -> tuple[Tensor, Tensor]:
-    """Return masks of correct predictions and of positions with a target, in the shape of the targets, bool.
-
-    Raises:
-        ValueError: `predictions` has another shape than the targets.
-        TypeError: `predictions` are not integers.
-    """
+    """Return masks of correct predictions and of positions with a target, bool (targets' shape)."""
     if predictions.is_floating_point() or predictions.is_complex():
         raise TypeError(
             f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
@@ -324,14 +315,6 @@ def scores_by_class(predictions: Int64[Tensor, "n"], labels: Int64[Tensor, "n"],
         predictions: predicted classes, any integer dtype, on any device.
         labels: true classes.
         n: number of classes.
-
-    Raises:
-        ValueError: `predictions` has another shape than the labels.
-        TypeError: `predictions` are not integers.
-
-    Example:
-        >>> scores_by_class(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 3)["accuracy_by_class"]
-        [0.5, 1.0, None]
     """
     right, _ = compared(predictions, labels)
     of_class = [right[labels.cpu() == number].double() for number in range(n)]
@@ -353,15 +336,6 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
     Returns:
         The mean squared error, the mean absolute error, and the root mean squared error divided by the
         targets' standard deviation: 1 for the best constant, None if all targets are equal.
-
-    Raises:
-        ValueError: `predictions` has another shape than the targets.
-        TypeError: `predictions` is not a real-valued tensor.
-
-    Example:
-        >>> split = Split(torch.zeros(2, 1, 1), torch.tensor([[1.0], [3.0]]))
-        >>> errors_of_numbers(torch.tensor([[3.0], [1.0]]), split)
-        {'mse': 4.0, 'mae': 2.0, 'nrmse': 2.0}
     """
     if not predictions.is_floating_point():
         raise TypeError(

@@ -44,12 +44,6 @@ def read_cifar10(path: Path) -> dict[Literal["train", "test"], Images]:
     Args:
         path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or its parent folder;
             or the archive cifar-10-binary.tar.gz, which is not unpacked to the disk.
-
-    Raises:
-        DataError: a file is missing, damaged, or of the Python version.
-
-    Source: Krizhevsky (2009), "Learning multiple layers of features from tiny images";
-    https://www.cs.toronto.edu/~kriz/cifar.html for the file layout.
     """
     contents = _of_folder(path) if path.is_dir() else _of_archive(path)
     return {part: _images(path, {name: contents[name] for name in names}) for part, names in FILES.items()}

@@ -48,15 +48,6 @@ def draw_distinct(
         repeats: whether new samples may equal each other, so that only `taken` is excluded.
         largest_round: maximum number of samples per round; None is no limit.
         tries: number of rounds in a row without a new sample after which an error is raised.
-
-    Raises:
-        ValueError: `tries` rounds in a row had no new sample.
-
-    Example:
-        >>> random = np.random.default_rng(0)
-        >>> rounds = draw_distinct(lambda n: random.integers(0, 4, (n, 1)), 4, rows=np.asarray, name="dice")
-        >>> np.concatenate([drawn[new] for drawn, new in rounds]).ravel().tolist()
-        [3, 2, 1, 0]
     """
     seen = set(taken)
     missing, in_vain = n, 0
@@ -110,11 +101,6 @@ def without_replacement(
 
     Returns:
         Indices of items, 0 to m - 1, in the order in which they were drawn, shape (n, k), int64.
-
-    Example:
-        >>> choices = without_replacement(np.random.default_rng(0), 2, 3, 3)
-        >>> np.sort(choices).tolist()
-        [[0, 1, 2], [0, 1, 2]]
     """
     if weights is None and m > 4 * k:
         return _redrawn(random, n, k, m)
@@ -135,10 +121,6 @@ def first_alike(codes: Int64[np.ndarray, "n p"]) -> Int64[np.ndarray, "n p"]:
 
     Returns:
         Columns, shape (n, p), int64: an entry's own column if no earlier entry is equal.
-
-    Example:
-        >>> first_alike(np.array([[7, 3, 7, 3, 7]])).tolist()
-        [[0, 1, 0, 1, 0]]
     """
     order = np.argsort(codes, axis=1, kind="stable")
     ordered = np.take_along_axis(codes, order, axis=1)
@@ -181,14 +163,6 @@ def places(kept: Bool[np.ndarray, "n w"]) -> tuple[Int64[np.ndarray, "kept"], In
 
     Returns:
         Row and new column of every kept entry, row by row, each of shape (kept), int64.
-
-    Example:
-        >>> packed = np.zeros((2, 2), np.int64)
-        >>> entries = np.array([[1, 2, 3], [4, 5, 6]])
-        >>> kept = entries % 2 == 1
-        >>> packed[places(kept)] = entries[kept]
-        >>> packed.tolist()
-        [[1, 3], [5, 0]]
     """
     return np.nonzero(kept)[0], (np.cumsum(kept, axis=1) - 1)[kept]
 

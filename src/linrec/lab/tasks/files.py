@@ -117,15 +117,6 @@ def kept(
         about: everything that the tensors depend on, including the generator's version, as JSON values.
         draw: generates the tensors, contiguous and on the CPU.
         cache: the cache folder; None is `linrec/tasks` in the user's cache folder.
-
-    Example:
-        >>> import tempfile, torch
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> for _ in range(2):
-        ...     kept("dice", {"version": 1}, lambda: print("drawn") or {"x": torch.ones(2)}, cache=folder)
-        drawn
-        {'x': tensor([1., 1.])}
-        {'x': tensor([1., 1.])}
     """
     known = json.dumps(about, sort_keys=True)
     folder = default_cache() / "tasks" if cache is None else cache.expanduser()

@@ -198,11 +198,6 @@ def stratified(
 
     Returns:
         The indices of the samples in each part, in random order.
-
-    Example:
-        >>> parts = stratified(np.array([0] * 4 + [1] * 8), (0.5, 0.25, 0.25), np.random.default_rng(0))
-        >>> [np.bincount(part >= 4).tolist() for part in parts]
-        [[2, 4], [1, 2], [1, 2]]
     """
     parts: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in shares]
     for label in np.unique(labels):

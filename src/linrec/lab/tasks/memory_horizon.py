@@ -47,17 +47,6 @@ def compress(numbers: Sequence[int], modulus: int) -> int:
 
     Returns:
         An integer in [0, modulus); 0 for the empty list.
-
-    Raises:
-        ValueError: `modulus` is less than 1.
-
-    Source: GateLoop (Katsch 2023), appendix A.
-
-    Example:
-        >>> compress([1, 2, 3], modulus=50)  # 1 * 3 - 2
-        1
-        >>> compress([1, 2, 3, 4], modulus=50)  # 1 * 4 - 2 * 3 = -2
-        48
     """
     if modulus < 1:
         raise ValueError(f"`modulus` must be at least 1; got {modulus}. The paper's value is 50.")
@@ -83,10 +72,6 @@ def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modul
 
     Returns:
         The results, shape (b, t), int64; 0 for an empty list.
-
-    Example:
-        >>> compress_suffixes(np.array([[1, 2, 3, 4]]), np.array([[1, 2, 3, 4]]), modulus=50)
-        array([[ 1,  2,  1, 48]])
     """
     batch, length = numbers.shape
     # time first, so that every operation below runs over contiguous memory; no sum exceeds

@@ -33,11 +33,6 @@ def as_tokens(texts: Sequence[bytes], length: int) -> tuple[UInt8[Tensor, "n t"]
 
     Returns:
         Bytes, padded with zeros, shape (n, t), uint8; lengths, shape (n), int64.
-
-    Example:
-        >>> tokens, lengths = as_tokens([b"abc", b"abcdef"], 4)
-        >>> tokens.tolist(), lengths.tolist()
-        ([[97, 98, 99, 0], [97, 98, 99, 100]], [3, 4])
     """
     tokens = np.zeros((len(texts), length), np.uint8)
     lengths = np.empty(len(texts), np.int64)

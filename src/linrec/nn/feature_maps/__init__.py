@@ -94,13 +94,6 @@ def build_without_phase(
         of: the recurrence, for the error.
         cure: a sentence for the error.
         arguments: keyword arguments of the feature map.
-
-    Raises:
-        ValueError: an unknown name or argument, or a feature map with a phase.
-
-    Example:
-        >>> build_without_phase("relu", 4, of="Mamba-2").d_features
-        4
     """
     phi = build(name, d_head, **arguments)
     require(

@@ -29,13 +29,6 @@ class FeatureMap(nn.Module, ABC):
         exponential: whether features are products with exponentials, which `logarithms` returns.
         phase: radians that a key's features turn by at each step, the argument `phase` of `gate_loop`; None
             where they do not turn.
-
-    Example:
-        >>> import torch
-        >>> from linrec.nn import feature_maps
-        >>> phi = feature_maps.build("elu", 2)
-        >>> phi(torch.tensor([0.0, 1.0]))
-        tensor([1., 2.])
     """
 
     positive: bool = True
@@ -68,9 +61,6 @@ class FeatureMap(nn.Module, ABC):
         """Return factors and exponents (..., h, d_features) with phi(x) = factors * exp(exponents).
 
         They are in float32 or better. Sums of features can so divide exponentials by the largest exponential.
-
-        Raises:
-            NotImplementedError: the features are not `exponential`.
         """
         raise NotImplementedError(f"features of {type(self).__name__} are not exponentials")
 
@@ -102,11 +92,6 @@ class ELU(FeatureMap):
 
     Source:
         Linear transformer (Katharopoulos and others, 2020), eq. 7.
-
-    Example:
-        >>> import torch
-        >>> ELU(1)(torch.tensor([-20.0])) > 0
-        tensor([True])
     """
 
     def __init__(self, d_head: int) -> None:
@@ -126,9 +111,6 @@ class ReLU(FeatureMap):
         d_head: channels of a query or key.
         epsilon: added to every feature, so that a query's features never vanish together. The released code
             of Performer has 0.001 in its generalized attention without random directions.
-
-    Raises:
-        ValueError: `epsilon` below 0.
 
     Source:
         cosFormer (Qin and others, 2022), without its cosine; Performer (Choromanski and others, 2021), for
@@ -178,15 +160,8 @@ class CosFormer(FeatureMap):
         d_head: channels of a query or key.
         max_length: M, in steps: the length of the longest sequence. The default of 4096 is not the paper's.
 
-    Raises:
-        ValueError: `max_length` below 1.
-
     Source:
         cosFormer: Rethinking Softmax in Attention (Qin and others, 2022).
-
-    Example:
-        >>> round(CosFormer(4, max_length=90).phase * 180 / math.pi, 6)
-        1.0
     """
 
     def __init__(self, d_head: int, *, max_length: int = 4096) -> None:
@@ -206,11 +181,6 @@ class Softmax(FeatureMap):
     Source:
         Efficient attention (Shen and others, 2021), its softmax of queries; keys, whose softmax over time
         would see the future, have the same one here.
-
-    Example:
-        >>> import torch
-        >>> Softmax(2)(torch.zeros(2))
-        tensor([0.5000, 0.5000])
     """
 
     def __init__(self, d_head: int) -> None:
@@ -231,17 +201,9 @@ class DPFP(FeatureMap):
         d_head: channels d of a query or key.
         nu: shifts, in 1 .. 2d - 1.
 
-    Raises:
-        ValueError: `nu` out of range.
-
     Source:
         Linear Transformers Are Secretly Fast Weight Programmers (Schlag, Irie and Schmidhuber, 2021), its
         deterministic parameter-free projection.
-
-    Example:
-        >>> import torch
-        >>> DPFP(2)(torch.tensor([2.0, 3.0]))
-        tensor([6., 0., 0., 0.])
     """
 
     def __init__(self, d_head: int, *, nu: int = 1) -> None:

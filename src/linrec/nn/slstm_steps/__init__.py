@@ -63,21 +63,9 @@ def slstm_steps(
     Returns:
         h of every step, and the state after the last step.
 
-    Raises:
-        ValueError: shapes do not match, the backend does not exist or cannot run, or time is split over
-            processes.
-
     Source:
         xLSTM (Beck and others, 2024). The kernel that holds the weights of a head over all steps follows
         FlashRNN (Poeppel and others, 2024).
-
-    Example:
-        >>> import torch
-        >>> zeros = torch.zeros(1, 2, 4)
-        >>> start = (zeros, zeros, zeros, torch.full_like(zeros, -torch.inf))
-        >>> y, state = slstm_steps(torch.ones(1, 5, 4, 2, 4), torch.zeros(2, 4, 16), start)
-        >>> y.shape, y[0, 0, 0, 0] == torch.sigmoid(torch.tensor(1.0)) * torch.tanh(torch.tensor(1.0))
-        (torch.Size([1, 5, 2, 4]), tensor(True))
     """
     refuse_split_time("slstm_steps")
     check_axes("Wx", Wx, "(b, t, 4, h, d)", "Split the projection into gates and heads.")

@@ -193,10 +193,6 @@ def _plans(batch: int, heads: int, width: int, itemsize: int, processors: int) -
         width: channels of a head, a power of two.
         itemsize: bytes of a weight.
         processors: programs that can run at the same time, one for each multiprocessor.
-
-    Example:
-        >>> _plans(64, 4, 256, 2, processors=132)[0]
-        Plan(rows=16, block=32, held=65536)
     """
 
     def cost(plan: Plan) -> int:

@@ -29,14 +29,6 @@ class Ambient(Generic[T]):
     Args:
         name: for `repr`.
         default: the value outside of all contexts.
-
-    Example:
-        >>> depth = Ambient("depth", 0)
-        >>> with depth.set(1):
-        ...     print(depth.get())
-        1
-        >>> depth.get()
-        0
     """
 
     def __init__(self, name: str, default: T) -> None:
@@ -106,10 +98,5 @@ def constant_in_graphs(function: Callable[P, R]) -> Callable[P, R]:
 
 @constant_in_graphs
 def exporting() -> bool:
-    """Return whether torch.export is tracing.
-
-    Example:
-        >>> exporting()
-        False
-    """
+    """Return whether torch.export is tracing."""
     return tracing_export()

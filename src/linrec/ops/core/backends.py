@@ -95,9 +95,6 @@ def choose(
         device_type: device type of the tensors.
         mode: a mode, or "auto".
         backend: a backend, or "auto".
-
-    Raises:
-        ValueError: the mode or backend is unknown, or the pair does not exist or cannot run.
     """
     for preferred in (True, False):
         for entry in backends:
@@ -159,12 +156,7 @@ def _refused(
 
 @constant_in_graphs
 def numba_usable() -> bool:
-    """Return whether Numba can compile and cache on this machine; warn once if it cannot.
-
-    Example:
-        >>> numba_usable() in (True, False)
-        True
-    """
+    """Return whether Numba can compile and cache on this machine; warn once if it cannot."""
     # during an export the probe would fail, and its result is cached for the whole process
     if exporting():
         return False
@@ -176,12 +168,7 @@ def numba_usable() -> bool:
 
 @constant_in_graphs
 def usable(backend: str, device_type: str) -> bool:
-    """Return whether `"auto"` may choose a backend on this device; an export allows only ATen operations.
-
-    Example:
-        >>> usable("torch", "meta"), usable("triton", "cpu")
-        (True, False)
-    """
+    """Return whether `"auto"` may choose a backend on this device; an export allows only ATen operations."""
     if backend == "numba":
         return device_type == "cpu" and numba_usable()
     if backend == "triton":
@@ -197,10 +184,6 @@ def refusal(op_name: str, backend: str, device_type: str) -> str | None:
         op_name: the operator's name.
         backend: an existing backend.
         device_type: device type of the tensors.
-
-    Example:
-        >>> print(refusal("scan", "numba", "cuda"))
-        backend='numba' of `scan` runs on 'cpu'; got tensors on 'cuda'. Move them, or choose another backend.
     """
     called = f"backend={backend!r} of `{op_name}`"
     if exporting() and backend in ("numba", "triton"):

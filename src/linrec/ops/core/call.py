@@ -92,11 +92,6 @@ class Operator(Generic[In]):
                 empty; (width, c) for `short_conv`; (0, d) for `long_conv`, whose state is its past inputs.
             dtype: accumulation dtype, complex for recurrences with phases.
             device: device of the state.
-
-        Example:
-            >>> from linrec.ops import normalized_gate_loop, short_conv
-            >>> normalized_gate_loop.empty_state(2, 4, 8, 16).shape, short_conv.empty_state(2, 4, 64).shape
-            (torch.Size([2, 4, 8, 17]), torch.Size([2, 3, 64]))
         """
         # the axis "dv + 1" has the size name "dv"
         names = [axis.partition(" ")[0] for axis in self.axes.strip("()").split(", ")[1:]]
@@ -193,11 +188,6 @@ def documented(operator: Operator[Any]) -> Callable[[Callable[P, R_co]], Public[
 
     The function gets the attributes `operator` and `empty_state`, and in its docstring `{backends}` is
     replaced by the operator's table.
-
-    Example:
-        >>> from linrec.ops import scan
-        >>> scan.operator.pairs[0], "{backends}" in scan.__doc__
-        (('recurrent', 'torch'), False)
     """
 
     def decorate(function: Callable[P, R_co]) -> Public[P, R_co]:
@@ -231,12 +221,7 @@ _HANDLERS: Ambient[tuple[Handler, ...]] = Ambient("handlers", ())
 
 
 def handled() -> bool:
-    """Return whether the calls of this thread have handlers.
-
-    Example:
-        >>> handled()
-        False
-    """
+    """Return whether the calls of this thread have handlers."""
     return bool(_HANDLERS.get())
 
 
@@ -273,12 +258,6 @@ def refuse_split_time(name: str) -> None:
 
     Args:
         name: the function's name, for the error.
-
-    Raises:
-        ValueError: time is split over processes.
-
-    Example:
-        >>> refuse_split_time("attention")
     """
     if time_is_split():
         raise ValueError(
@@ -310,14 +289,6 @@ def recording() -> Iterator[list[Call]]:
     """Record the calls of operators in this thread, without the calls that operators make themselves.
 
     Calls of compiled functions are not recorded.
-
-    Example:
-        >>> import torch
-        >>> from linrec.ops import scan
-        >>> with recording() as calls:
-        ...     y, state = scan(torch.tensor(0.5), torch.ones(1, 4, 1), mode="scan")
-        >>> [(call.operator.name, call.backend.mode, call.backend.name) for call in calls]
-        [('scan', 'scan', 'torch')]
     """
     calls: list[Call] = []
     depth = 0

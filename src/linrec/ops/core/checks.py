@@ -205,22 +205,12 @@ def check_steps(name: str, dt: Tensor) -> None:
 
 
 def visible(x: Tensor) -> bool:
-    """Return whether values can be read without waiting for a device and without a graph break.
-
-    Example:
-        >>> visible(torch.ones(1)), visible(torch.ones(1, device="meta"))
-        (True, False)
-    """
+    """Return whether values can be read without waiting for a device and without a graph break."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not transforms_active()
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as errors show it.
-
-    Example:
-        >>> name_of(torch.float32)
-        'float32'
-    """
+    """Return the name of a dtype as errors show it."""
     return str(dtype).removeprefix("torch.")

@@ -31,12 +31,6 @@ class Isolation:
 
     Args:
         document: (b, n), a number for each step; the steps of a document have equal numbers and are adjacent.
-
-    Example:
-        >>> v = torch.tensor([[torch.nan, 1.0, 2.0]])[..., None]
-        >>> isolation = Isolation(torch.tensor([[0, 1, 1]]))
-        >>> isolation.leave(isolation.enter(v, begin=0).cumsum(1), begin=0).flatten()
-        tensor([nan, 1., 3.])
     """
 
     def __init__(self, document: Tensor) -> None:
@@ -102,10 +96,6 @@ def documents(reset: Tensor, *, past: int = 0) -> Tensor:
     Args:
         reset: (b, t) bool, true where a document begins.
         past: number of steps to prepend, which belong to document 0.
-
-    Example:
-        >>> documents(torch.tensor([[False, True, False]]), past=2)
-        tensor([[0, 0, 0, 1, 1]])
     """
     return functional.pad(reset.cumsum(1), (past, 0))
 
@@ -136,11 +126,6 @@ def entering(state: Tensor, reset: Tensor | None) -> Tensor:
     """Return the state (b, ..) with zeros in rows that have a reset at the first step.
 
     A discarded state then does not affect the gradients of parameters that documents share.
-
-    Example:
-        >>> entering(torch.tensor([[torch.inf], [2.0]]), torch.tensor([[True, False], [False, True]]))
-        tensor([[0.],
-                [2.]])
     """
     return state if reset is None or reset.shape[1] == 0 else _filled(state, reset[:, 0], 0.0)
 
@@ -215,12 +200,7 @@ _LEAVE = Differentiable(_Leaving, _Left, _leave, _leave_adjoint, saves=("hidden"
 
 
 def beside(flags: Tensor, x: Tensor) -> Tensor:
-    """Reshape flags to broadcast against the axes of x that follow theirs.
-
-    Example:
-        >>> beside(torch.zeros(2, 5), torch.zeros(2, 5, 3, 4)).shape
-        torch.Size([2, 5, 1, 1])
-    """
+    """Reshape flags to broadcast against the axes of x that follow theirs."""
     return flags.reshape(*flags.shape, *[1] * (x.ndim - flags.ndim))
 
 

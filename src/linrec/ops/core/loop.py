@@ -50,15 +50,6 @@ def loop(
 
     Returns:
         The states after the last step, and the outputs of all steps.
-
-    Example:
-        >>> def step(state, x):
-        ...     (h,) = state
-        ...     h = torch.tanh(h + x)
-        ...     return (h,), (h,)
-        >>> (h,), (y,) = loop(step, (torch.zeros(2),), [torch.ones(2, 5)])
-        >>> y.shape, torch.equal(y[:, -1], h)
-        (torch.Size([2, 5]), True)
     """
     given = [x for x in inputs if x is not None]
     places = [None if x is None else sum(y is not None for y in inputs[:i]) for i, x in enumerate(inputs)]
@@ -112,11 +103,6 @@ def recurrence(
 
     Returns:
         y, as x.
-
-    Example:
-        >>> ones = torch.ones(1, 3, 1)
-        >>> recurrence(0.5 * ones, ones, torch.zeros(1, 1)).flatten().tolist()
-        [1.0, 1.5, 1.75]
     """
     # the import takes half a second
     from torch.fx.experimental.symbolic_shapes import statically_known_true

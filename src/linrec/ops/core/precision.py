@@ -31,22 +31,12 @@ _ACCUMULATION = REAL | {
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the real part.
-
-    Example:
-        >>> real_dtype(torch.complex64)
-        torch.float32
-    """
+    """Return the dtype of the real part."""
     return REAL[dtype]
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of accumulation: float32 (complex64), or float64 (complex128) for double precision.
-
-    Example:
-        >>> accumulation(torch.bfloat16), accumulation(torch.complex128)
-        (torch.float32, torch.complex128)
-    """
+    """Return the dtype of accumulation: float32 (complex64), or float64 (complex128) for double precision."""
     return _ACCUMULATION[dtype]
 
 
@@ -76,11 +66,6 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 
     If autocast is off, the context is empty: `torch.autocast` costs time at every call, and torch.export
     would record it in the program.
-
-    Example:
-        >>> with torch.autocast("cpu", dtype=torch.bfloat16), without_autocast("cpu"):
-        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
-        torch.float32
     """
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)

@@ -166,12 +166,6 @@ def bilinear_low_rank(
 
     Source:
         S4 (Gu, Goel and Ré, 2022), the recurrence for A in this form.
-
-    Example:
-        >>> Lambda, P, B = (torch.full((1, 2), x, dtype=torch.cfloat) for x in (-1.0, 0.0, 1.0))
-        >>> a, p, q, b = bilinear_low_rank(Lambda, P[..., None], B, torch.tensor([2.0]))
-        >>> a.real.tolist(), b.real.tolist()
-        ([[0.0, 0.0]], [[1.0, 1.0]])
     """
     a, b = discretize_diagonal(Lambda, B, dt[:, None], "bilinear")
     left, right = (x / (1 - dt[:, None, None] / 2 * Lambda[..., None]) for x in (P, P.conj()))

@@ -59,11 +59,6 @@ def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
         a: (d, n), real or complex.
         length: at least 1.
         rows: number of sums that use the tables; it determines the best lengths of the tables.
-
-    Example:
-        >>> near, far, _ = powers(torch.tensor([[0.5]]), 4)
-        >>> near.flatten().tolist(), far.flatten().tolist()
-        ([1.0, 0.5], [1.0, 0.25])
     """
     # only comparisons, which torch.compile supports for symbolic lengths
     size = 1

@@ -146,10 +146,6 @@ def leaves(time: int) -> tuple[int, int]:
 
     They are found by comparisons alone. So under torch.compile a graph with constant sizes serves all lengths
     with the same result; sizes computed from a symbolic length would take minutes to compile.
-
-    Example:
-        >>> leaves(9), leaves(1000), leaves(1025)
-        ((2, 5), (128, 8), (256, 5))
     """
     count, size = 1, LEAF
     while count * size < time:

@@ -75,12 +75,7 @@ def not_converged(iterations: int, residual: float) -> ConvergenceError:
 
 @dataclass(frozen=True)
 class NewtonOptions:
-    """Options of `linrec.ops.nonlinear_scan` by the names of its arguments.
-
-    Raises:
-        TypeError: an option has another type.
-        ValueError: a number is out of range, or there is no such choice; the message names the nearest.
-    """
+    """Options of `linrec.ops.nonlinear_scan` by the names of its arguments."""
 
     tolerance: float | None = None
     max_iterations: int | None = None
@@ -128,16 +123,6 @@ def newton_options(
         max_iterations: the largest number of iterations.
         damping: weight of the distance to the last iteration in the mode "damped".
         otherwise: "error", or "recurrent" for the loop where the iterations do not converge.
-
-    Raises:
-        ValueError: a number is out of range, or there is no such choice.
-
-    Example:
-        >>> import torch
-        >>> from linrec.mixers import build
-        >>> mixer = build("elman", 8, mode="newton")
-        >>> with newton_options(max_iterations=1, otherwise="recurrent"):
-        ...     y, state = mixer(torch.randn(1, 50, 8))
     """
     given = {"tolerance": tolerance, "max_iterations": max_iterations, "damping": damping}
     with AMBIENT_OPTIONS.set(AMBIENT_OPTIONS.get().but(**given, otherwise=otherwise)):
