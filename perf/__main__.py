@@ -12,6 +12,7 @@ from perf.cells import CellsOptions, cells
 from perf.decoding import DecodingOptions, decoding
 from perf.engine import RefusedError
 from perf.iterations import IterationsOptions, iterations
+from perf.learners import LearnersOptions, learners
 from perf.loops import LoopsOptions, loops
 from perf.loss import LossOptions, loss
 from perf.matrix import MatrixOptions, StepsOptions, matrix, steps
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "ops": (OpsOptions, ops),
     "matrix": (MatrixOptions, matrix),
     "steps": (StepsOptions, steps),
+    "learners": (LearnersOptions, learners),
     "loops": (LoopsOptions, loops),
     "nonlinear": (NonlinearOptions, nonlinear),
     "cells": (CellsOptions, cells),

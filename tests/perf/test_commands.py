@@ -36,6 +36,7 @@ FURTHER = [
     ("matrix --heads", "-heads", "rows", 6, "delta-bf16-1x70x1x16x32", "forward: largest step between"),
     ("nonlinear", "", "rows", 2, "lem-n4-t20", "lem-n4-t20 newton x3"),
     ("cells --models cornn unicornn", "", "rows", 5, "unicornn-reversible-eager-t80", "unicornn-reversible"),
+    ("learners --rows lru-b1-t8 lru-b1-t1", "", "rows", 2, "lru-b1-t1", "lru-b1-t1"),
     ("loss --peers", "", "rows", 1, "12x8x20", "12x8x20 logits in one piece"),
     ("models", "", "points", 16, "LRU inference eager 48", "inference, times as fast as the Transformer"),
     ("tasks --rows mqar adding lra-pathfinder", "", "rows", 3, "lra-pathfinder", "mqar"),
