@@ -100,8 +100,8 @@ class CheckpointError(TrainError):
     """A checkpoint could not be written or read."""
 
 
-class DivergedError(TrainError):
-    """The loss or its gradient became NaN or infinite."""
+class DivergedError(TrainError, ValueError):
+    """The loss or its gradient became NaN or infinite, or the data of a stream are."""
 
 
 class InterruptedRunError(TrainError):

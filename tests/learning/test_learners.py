@@ -416,6 +416,47 @@ def test_a_classifier_of_each_step_streams():
     assert build_learner("rtrl", model).chunk(x, y, reset).prediction.shape == (2, 12, 3)
 
 
+def test_a_classifier_of_the_last_step_streams_its_outputs_so_far():
+    config = SequenceClassifierConfig(
+        n_outputs=3, n_features=2, mixer="lru", d_model=4, n_layers=1, bidirectional=False, pooling="last"
+    )
+    model = SequenceClassifier(config).double()
+    x = torch.randn(2, 9, 2, dtype=torch.float64)
+    outputs, _ = model.stream(x)
+    for t in (3, 9):
+        assert torch.allclose(outputs[:, t - 1], model(x[:, :t]))
+    assert build_learner("rtrl", model).chunk(x, torch.randint(3, (2, 9))).prediction.shape == (2, 9, 3)
+
+
+@pytest.mark.parametrize("name, pieces", [("bptt", 24), ("tbptt", 24), ("dense_rtrl", 24)])
+def test_the_loss_of_a_layer_counts_once_per_update(name, pieces):
+    # of whatever pieces the chunk consists, and whatever their weights
+    mixer, (x, y, _) = mixer_of("nn_rnn", delta=0.7), stream(steps=24, resets=False)
+    with torch.no_grad():
+        mixer.alpha.mul_(1.2)
+    (mixer(x)[0] - y).square().mean().backward()
+    expected = {name: p.grad for name, p in mixer.named_parameters()}
+    learner = build_learner(name, mixer)
+    found = learnt(learner, x, y, torch.zeros(2, 24, dtype=torch.bool), pieces)
+    assert_equal({name: g / 48 for name, g in found.items()}, expected)
+
+
+def test_several_optimisers_share_the_parameters():
+    mixer, (x, y, _) = mixer_of("gru"), stream(steps=8)
+    twin = copy.deepcopy(mixer)
+    first, *rest = mixer.parameters()
+    optimizers = [torch.optim.SGD([first], lr=0.5), torch.optim.SGD(rest, lr=0.25)]
+    learner = build_learner("tbptt", mixer, optimizers)
+    learner.chunk(x, y, update=False)
+    norm = learner.update()
+    (twin(x)[0] - y).square().mean().backward()
+    assert norm == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in twin.parameters()]).item())
+    for p, q, lr in zip(mixer.parameters(), twin.parameters(), [0.5, *[0.25] * len(rest)], strict=True):
+        assert torch.allclose(p, q - lr * q.grad, rtol=1e-12)
+    # nothing to learn from
+    assert learner.update() is None
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
@@ -428,6 +469,19 @@ def test_a_classifier_of_each_step_streams():
                 "tbptt", SequenceClassifier(SequenceClassifierConfig(n_outputs=2, n_features=1))
             ),
             "bidirectional",
+        ),
+        (
+            lambda: build_learner(
+                "tbptt",
+                SequenceClassifier(
+                    SequenceClassifierConfig(n_outputs=2, n_features=1, bidirectional=False, pooling="mean")
+                ),
+            ),
+            "`pooling` = 'mean'",
+        ),
+        (
+            lambda: build_learner("rtrl", mixer_of("lru"), credits="chunk"),
+            "'rtrl' called 'credits'.*'credit'",
         ),
         (lambda: build_learner("dense_rtrl", mixer_of("gru", 65)), "65"),
         (lambda: build_learner("rtrl", mixer_of("lru").bfloat16()), "bfloat16"),

@@ -1,10 +1,8 @@
 """`linrec learn STREAM`: learn online from a stream."""
 
-import ast
 import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import nn
 
 from linrec.cli.options import LearnOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import named_arguments, one_line_errors, parse
 from linrec.errors import ConfigError, RunFolderError
 from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config, trained_model
 from linrec.lab.train import load_run
@@ -70,27 +68,8 @@ def run(words: list[str]) -> int:
 
 def _config(options: LearnOptions) -> LearnConfig:
     given: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
-    given |= {name: arguments(name, getattr(options, name)) for name in ARGUMENTS}
+    given |= {name: named_arguments(name, getattr(options, name)) for name in ARGUMENTS}
     return LearnConfig(**given)
-
-
-def arguments(option: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the arguments in words such as "r_min=0.9"; values that are no Python literals are texts.
-
-    Example:
-        >>> arguments("mixer_args", ["r_min=0.9", "candidate=linear"])
-        {'r_min': 0.9, 'candidate': 'linear'}
-    """
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name.isidentifier() and equals):
-            raise ConfigError(f"--{option.replace('_', '-')} must be name=value; got {word!r}.")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            found[name] = value
-    return found
 
 
 def _continued(config: LearnConfig, options: LearnOptions) -> tuple[LearnConfig, nn.Module]:

@@ -5,7 +5,7 @@ This module does not import PyTorch, so that `linrec COMMAND --help` answers at 
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -233,7 +233,38 @@ class QueueOptions:
 
 
 @dataclass(frozen=True)
-class LearnOptions:
+class LearnerOptions:
+    """The learner, in `linrec learn` and in `linrec train`.
+
+    Args:
+        learner: name of the learner.
+        learner_args: its arguments, such as credit=spatial.
+        chunk: steps that are learnt at a time.
+    """
+
+    learner: str | None = None
+    learner_args: tuple[str, ...] = ()
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainLearnerOptions(LearnerOptions):
+    """The learner of `linrec train`.
+
+    Args:
+        learner: name of the learner that takes the training steps; None is backpropagation through whole
+            sequences.
+        learner_args: its arguments, such as credit=spatial.
+        chunk: steps that are learnt at a time; None takes whole sequences.
+        update: when a learner changes the parameters: after each chunk that has targets, or after the
+            sequence.
+    """
+
+    update: Literal["chunk", "sequence"] = "chunk"
+
+
+@dataclass(frozen=True)
+class LearnOptions(LearnerOptions):
     """Learn online from a stream, step after step, until it ends or the run is stopped.
 
     Each step is predicted, scored, and then learnt from. A run that is stopped or killed goes on with
@@ -246,8 +277,6 @@ class LearnOptions:
         out: run folder; by default runs/learn-STREAM.
         resume: run folder to go on in; then the other options are those of the run, but for --steps.
         init_from: run folder whose model goes on learning: of `linrec learn`, or a language model of bytes.
-        learner: name of the learner.
-        learner_args: its arguments, such as credit=spatial.
         stream_args: arguments of the stream, such as every=5000.
         mixer: name of the mixer of every block.
         mixer_args: its arguments, such as r_min=0.9 r_max=0.999.
@@ -271,7 +300,6 @@ class LearnOptions:
     resume: Path | None = None
     init_from: Path | None = None
     learner: str = "rtrl"
-    learner_args: tuple[str, ...] = ()
     stream_args: tuple[str, ...] = ()
     mixer: str = "lru"
     mixer_args: tuple[str, ...] = ()

@@ -1,16 +1,17 @@
 """Parsing of command options, with error messages of one line."""
 
+import ast
 import contextlib
 import dataclasses
 import io
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tyro
 
-from linrec.errors import ConfigError, nearest
+from linrec.errors import ConfigError, TrainError, nearest
 
 T = TypeVar("T")
 
@@ -77,10 +78,31 @@ def peek(words: list[str], option: str) -> list[str] | None:
     return None
 
 
+def named_arguments(option: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the arguments in words such as "r_min=0.9"; values that are no Python literals are texts.
+
+    Example:
+        >>> named_arguments("mixer_args", ["r_min=0.9", "candidate=linear"])
+        {'r_min': 0.9, 'candidate': 'linear'}
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name.isidentifier() and equals):
+            raise ConfigError(f"--{option.replace('_', '-')} must be name=value; got {word!r}.")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            found[name] = value
+    return found
+
+
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn a TypeError or ValueError about a name or value that the user gave into a ConfigError."""
     try:
         yield
+    except TrainError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error

@@ -15,11 +15,21 @@ from typing import Any, Literal
 from linrec import mixers
 from linrec.cli.display import Display
 from linrec.cli.help import train_help
+from linrec.cli.options import TrainLearnerOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse, peek
+from linrec.cli.parsing import named_arguments, one_line_errors, parse, peek
 from linrec.cli.stopping import CtrlC
 from linrec.lab.tasks import LanguageModeling, judged_by
-from linrec.lab.train import ConfigError, Progress, TrainConfig, fit, get_recipe, load_run, recipe_names
+from linrec.lab.train import (
+    ConfigError,
+    LearnerConfig,
+    Progress,
+    TrainConfig,
+    fit,
+    get_recipe,
+    load_run,
+    recipe_names,
+)
 from linrec.lab.train.config import model_type, values_from_task
 from linrec.lab.train.fabric import program as this_program
 from linrec.lab.train.start import Start, open_start
@@ -34,6 +44,8 @@ MOST_USED = {
     "loop": ("steps", "epochs", "batch_size", "seed", "device", "precision"),
 }
 """The options of each section that `linrec train RECIPE --help` shows."""
+LESS_USED = ("learner_args", "update")
+"""The options without a section that it does not show."""
 
 
 def run(words: list[str]) -> int:
@@ -163,25 +175,29 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
     model_values["mixer_args"] = hints["mixer_args"]()
     model_options = _make(
         "ModelOptions",
-        _with_shared_arguments(shape),
+        _with_arguments(inspect.getdoc(shape) or "", StackConfig),
         [(name, hints[name], value) for name, value in model_values.items() if name not in from_task],
     )
     return _make(
         "Options",
-        """Train a model.
+        _with_arguments(
+            """Train a model.
 
-        Args:
-            out: run folder to create; by default runs/RECIPE.
-            resume: run folder to continue, with the configuration stored there.
-            init_from: run folder or checkpoint whose model and tokenizer a new run starts from.
-            trust_code: allow running the code of a task or mixer that the stored configuration names by an
-                import path.
-        """,
+            Args:
+                out: run folder to create; by default runs/RECIPE.
+                resume: run folder to continue, with the configuration stored there.
+                init_from: run folder or checkpoint whose model and tokenizer a new run starts from.
+                trust_code: allow running the code of a task or mixer that the stored configuration names by
+                    an import path.
+            """,
+            TrainLearnerOptions,
+        ),
         [
             ("out", Path | None, None),
             ("resume", Path | None, None),
             ("init_from", Path | None, None),
             ("trust_code", bool, False),
+            *_learner_fields(config.learner),
             (config.task.section, type(config.task), config.task),
             ("model", model_options, model_options()),
             ("optim", type(config.optim), config.optim),
@@ -190,10 +206,34 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
     )
 
 
-def _with_shared_arguments(shape: type[StackConfig]) -> str:
-    """Return the docstring of a configuration, with the arguments that `StackConfig` describes."""
-    own, shared = (inspect.getdoc(kind) or "" for kind in (shape, StackConfig))
-    arguments = shared[shared.index("Args:\n") : shared.index("\n\nRaises:")]
+def _learner_fields(config: LearnerConfig | None) -> list[tuple[str, Any, Any]]:
+    """Return the options of the learner, with the values of a configuration as defaults."""
+    options = TrainLearnerOptions()
+    if config is not None:
+        words = tuple(f"{name}={value!r}" for name, value in config.learner_args.items())
+        options = TrainLearnerOptions(config.learner, words, config.chunk, config.update)
+    hints = typing.get_type_hints(TrainLearnerOptions)
+    return [(name, hints[name], value) for name, value in vars(options).items()]
+
+
+def _learner_of(options: Any) -> LearnerConfig | None:
+    """Return the learner that parsed options describe."""
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(TrainLearnerOptions)}
+    if given["learner"] is None:
+        others = [name for name, value in vars(TrainLearnerOptions()).items() if given[name] != value]
+        if others:
+            raise ConfigError(
+                f"--{others[0].replace('_', '-')} is an option of learners; pass --learner NAME too, such as "
+                "--learner rtrl."
+            )
+        return None
+    return LearnerConfig(**given | {"learner_args": named_arguments("learner_args", given["learner_args"])})
+
+
+def _with_arguments(doc: str, of: type[Any]) -> str:
+    """Return a docstring with the arguments that another class describes after its own."""
+    own, arguments = inspect.cleandoc(doc), inspect.getdoc(of) or ""
+    arguments = arguments[arguments.index("Args:\n") :].split("\n\n")[0]
     return own.replace("Args:", arguments, 1)
 
 
@@ -201,7 +241,7 @@ def most_used(options: type[Any]) -> type[Any]:
     """Return a dataclass of the most common options of `options_type`, whose help fits on a screen."""
     fields: list[tuple[str, Any, Any]] = []
     for name, value in vars(options()).items():
-        if not dataclasses.is_dataclass(value):
+        if not dataclasses.is_dataclass(value) and name not in LESS_USED:
             fields.append((name, typing.get_type_hints(options)[name], value))
         elif name in MOST_USED:
             hints = typing.get_type_hints(type(value))
@@ -219,7 +259,8 @@ def config_of(options: Any, name: str, section: str) -> TrainConfig:
     task = getattr(options, section)
     model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), **values_from_task(task)}
     model["mixer"] = _one_or_all(options.model.mixer)
-    return TrainConfig(name, task, model_type(task)(**model), options.optim, options.loop)
+    learner = _learner_of(options)
+    return TrainConfig(name, task, model_type(task)(**model), options.optim, options.loop, learner)
 
 
 def _one_or_all(pattern: Sequence[str]) -> str | tuple[str, ...]:

@@ -5,12 +5,14 @@ for inputs, targets in stream:
     step = learner.step(inputs, targets)
 """
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from linrec.errors import unknown
+from linrec.errors import unknown, unknown_argument
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.windows import BPTT, TBPTT
@@ -56,13 +58,18 @@ def get(name: str) -> type[Learner]:
     return _LEARNERS[name]
 
 
-def build_learner(name: str, model: nn.Module, optimizer: Optimizer | None = None, **options: Any) -> Learner:
+def build_learner(
+    name: str,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    **options: Any,
+) -> Learner:
     """Return a learner of a model.
 
     Args:
         name: one of `names()`.
         model: a causal model with a state of fixed size; see `Learner`.
-        optimizer: an optimiser of its parameters, or None to compute gradients only.
+        optimizer: an optimiser of its parameters, or several, or None to compute gradients only.
         options: keyword arguments of the learner's class.
 
     Raises:
@@ -77,4 +84,11 @@ def build_learner(name: str, model: nn.Module, optimizer: Optimizer | None = Non
         >>> learner.chunk(torch.ones(1, 6, 4), torch.ones(1, 6, 4)).updated
         True
     """
-    return get(name)(model, optimizer, **options)
+    kind = get(name)
+    # each class passes on what its parent takes
+    signatures = [inspect.signature(part) for part in kind.__mro__ if issubclass(part, Learner)]
+    known = [p.name for of in signatures for p in of.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise unknown_argument(f"learner {name!r}", option, known)
+    return kind(model, optimizer, **options)

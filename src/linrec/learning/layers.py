@@ -121,26 +121,25 @@ def _probed(path: str, mixer: Mixer, parts: Parts | None) -> Layer:
     """
     steps = STEPS if parts is None else 1
     learning = {name for name, p in mixer.named_parameters() if p.requires_grad}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        twin = copy.deepcopy(mixer).double().eval().requires_grad_()
-        device = next(twin.parameters()).device
-        x = torch.randn(ROWS, steps, mixer.d_model, dtype=torch.float64, device=device)
-        weight = torch.rand(ROWS, 1, dtype=torch.float64, device=device) + 0.5
+    device = next(mixer.parameters()).device
+    # on the CPU: float64 exists there, and the random states of other devices stay as they are
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        twin = copy.deepcopy(mixer).cpu().double().eval().requires_grad_()
+        x = torch.randn(ROWS, steps, mixer.d_model, dtype=torch.float64)
+        weight = torch.rand(ROWS, 1, dtype=torch.float64) + 0.5
         start = map_tree(_drawn, twin(x)[1])
         weights = {name: p for name, p in twin.named_parameters() if name in learning}
         read: set[str] = set()
         if parts is None:
             parts, read = _dependent(twin, x, start, weights)
         # the random numbers are distinct: ranks in a random order
-        order = torch.randperm(
-            sum(part.stop - part.start for part in parts if part is not None), device=device
-        )
+        order = torch.randperm(sum(part.stop - part.start for part in parts if part is not None))
     if not len(order):
         return Layer(path, mixer, {}, (), parts, is_complex=False)
     state, starts = split(start, parts)
     h = channels(twin(x, state)[1], parts)
-    numbers = torch.arange(len(order), dtype=torch.float64, device=device)
+    numbers = torch.arange(len(order), dtype=torch.float64)
     random = 1 + order / len(order)
     # complex channels have two: that of the real part, and that of the imaginary part
     passes = [
@@ -169,7 +168,7 @@ def _probed(path: str, mixer: Mixer, parts: Parts | None) -> Layer:
         owner = (second / torch.where(first == 0, 1, first)).round().long().clamp(0, len(order) - 1)
         owned = all(_equal(b, owner * a) and _equal(c, random[owner] * a) for a, b, c in each)
         if is_elementwise and owned and name not in read:
-            owners[name] = owner
+            owners[name] = owner.to(device)
         else:
             untraced.append(name)
     return Layer(path, mixer, owners, tuple(untraced), parts, h.is_complex())

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from linrec.errors import CheckpointError, DivergedError
 from linrec.models import LanguageModel, SequenceClassifier
+from linrec.nn.added_loss import weighing_losses
 from linrec.nn.mixer import Mixer
 from linrec.rules import at_least
 from linrec.trees import Tree, leaves, map_tree
@@ -97,9 +98,10 @@ class Learner(ABC):
 
     Args:
         model: a causal model `model(inputs, state, reset=reset) -> (prediction, state)` with `init_state`: a
-            `LanguageModel`, a `Mixer`, or another module. A causal `SequenceClassifier` without pooling
+            `LanguageModel`, a `Mixer`, or another module. A causal `SequenceClassifier` without mean pooling
             streams too.
-        optimizer: an optimiser of the model's parameters, or None to compute gradients only.
+        optimizer: an optimiser of the model's parameters, or several, each of some of them; None computes
+            gradients only.
         loss: losses (b, t) of predictions and targets; None is `step_losses`.
         update_every: steps between updates, counted from the start; "chunk" updates at the end of a chunk. A
             chunk is learnt in pieces that end at updates.
@@ -122,7 +124,7 @@ class Learner(ABC):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         loss: Loss | None = None,
         update_every: int | Literal["chunk"] = "chunk",
@@ -132,7 +134,10 @@ class Learner(ABC):
         if update_every != "chunk":
             at_least(1, update_every=update_every, cure="'chunk' updates at the end of each chunk.")
         at_least(0, clip_norm=clip_norm, or_none=True, cure="None disables clipping.")
-        self.model, self.optimizer = model, optimizer
+        self.model = model
+        self.optimizers: list[Optimizer] = []
+        if optimizer is not None:
+            self.optimizers = [*optimizer] if isinstance(optimizer, Sequence) else [optimizer]
         self.loss = step_losses if loss is None else loss
         self.update_every, self.clip_norm = update_every, clip_norm
         self.steps = 0
@@ -181,9 +186,9 @@ class Learner(ABC):
             update: whether parameters may change. If not, gradients accumulate.
 
         Raises:
-            ValueError: a shape is wrong, there are no steps, the number of rows changed, or an input, a
-                target or a loss is NaN or infinite. The message gives the step's number. Parameters, memory
-                and gradients are then as before the piece that contains the step.
+            ValueError: a shape is wrong, there are no steps, or the number of rows changed.
+            DivergedError: an input, a target or a loss is NaN or infinite. The message gives the step's
+                number. Parameters, memory and gradients are then as before the piece that contains the step.
             TypeError: `reset` is not bool, or `weight` is not of a floating dtype.
         """
         self._check(Piece(inputs, targets, reset, weight))
@@ -196,7 +201,7 @@ class Learner(ABC):
         for start, stop in self._spans(inputs.shape[1], update):
             part = Piece(*(None if x is None else x[:, start:stop] for x in whole))  # type: ignore[arg-type]
             learnt = self._learn_finite(part)
-            due = update and self.optimizer is not None and self._is_due(stop, inputs.shape[1])
+            due = update and bool(self.optimizers) and self._is_due(stop, inputs.shape[1])
             if due:
                 self.update()
             found.append(Step(learnt.prediction.detach(), learnt.loss.detach(), due))
@@ -211,17 +216,21 @@ class Learner(ABC):
         pairs = zip(self._named.items(), self._gradients, strict=True)
         return {name: torch.zeros_like(p) if of is None else of for (name, p), of in pairs}
 
-    def update(self) -> None:
+    def update(self) -> Float[Tensor, ""] | None:
         """Run the optimiser on the gradients per unit of weight, and set the gradients to zero.
+
+        Returns:
+            The norm of these gradients before clipping; None without any weight since the last update, when
+            nothing changes.
 
         Raises:
             ValueError: there is no optimiser.
             DivergedError: a gradient is NaN or infinite. Parameters do not change.
         """
-        if self.optimizer is None:
+        if not self.optimizers:
             raise ValueError("`update` needs an optimiser; got None. Pass `optimizer` to `build_learner`.")
         if not self._weight:
-            return
+            return None
         for p, gradient in zip(self.parameters, self._gradients, strict=True):
             p.grad = None if gradient is None else (gradient / self._weight).to(p.dtype)
         norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
@@ -234,8 +243,10 @@ class Learner(ABC):
             )
         if self.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self._clear()
+        return norm
 
     def reset(self, rows: Bool[Tensor, "b"] | None = None) -> None:
         """Set the memory to that of a new learner.
@@ -274,7 +285,7 @@ class Learner(ABC):
             "gradients": self.gradients() if self._weight else {},
             "memory": self.memory,
             "model": self.model.state_dict(),
-            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -307,8 +318,8 @@ class Learner(ABC):
                 "same model."
             )
         self.model.load_state_dict(state["model"])
-        if self.optimizer is not None and state["optimizer"] is not None:
-            self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=False):
+            optimizer.load_state_dict(stored)
         self.memory = map_tree(Tensor.clone, state["memory"])
         self.steps, self._weight = state["steps"], state["weight"]
         self._gradients = [
@@ -372,7 +383,10 @@ class Learner(ABC):
         memory = self.memory
         if memory is None:
             memory = self.first_memory(len(piece.inputs), piece.inputs.device)
-        learnt = self.learn(piece, memory)
+        weight = float(piece.inputs.shape[:2].numel() if piece.weight is None else piece.weight.sum())
+        # a layer's own loss counts once per update, which divides by the weights of its pieces
+        with weighing_losses(weight):
+            learnt = self.learn(piece, memory)
         self._require_finite("loss", learnt.loss)
         # detached: a graph of the past would grow without end
         self.memory = map_tree(Tensor.detach, learnt.memory)
@@ -380,7 +394,7 @@ class Learner(ABC):
             old if new is None else (new.detach() if old is None else old + new.detach())
             for old, new in zip(self._gradients, learnt.gradients, strict=True)
         ]
-        self._weight += learnt.loss.numel() if piece.weight is None else float(piece.weight.sum())
+        self._weight += weight
         self.steps += piece.inputs.shape[1]
         return learnt
 
@@ -413,13 +427,13 @@ class Learner(ABC):
         self._require_finite("inputs", inputs)
 
     def _require_finite(self, name: str, values: Tensor) -> None:
-        """Raise ValueError with the number of the first step of (b, t, ..) that is not finite."""
+        """Raise DivergedError with the number of the first step of (b, t, ..) that is not finite."""
         if not values.is_floating_point() or values.isfinite().all():
             return
         finite = values.isfinite().reshape(*values.shape[:2], -1).all(2)
         step = int((~finite).any(0).nonzero()[0])
         row = int((~finite[:, step]).nonzero()[0])
-        raise ValueError(
+        raise DivergedError(
             f"`{name}` must be finite; row {row} is not at step {self.steps + step}. Nothing of this piece "
             "was learnt. Give steps without a target the weight 0."
         )
@@ -429,11 +443,11 @@ def _check_streams(model: nn.Module) -> None:
     """Raise ValueError unless the model reads a stream in constant memory; name the layer that does not."""
     if isinstance(model, SequenceClassifier):
         config = model.config
-        if config.bidirectional or config.pooling != "none":
+        if config.bidirectional or config.pooling == "mean" or config.pairs:
             raise ValueError(
-                f"a learner needs a causal model with an output per step; got a SequenceClassifier with "
-                f"`bidirectional` = {config.bidirectional} and `pooling` = {config.pooling!r}. Build it with "
-                "`bidirectional=False, pooling='none'`."
+                "a learner needs a causal model, and outputs of a single step; got a SequenceClassifier with "
+                f"`bidirectional` = {config.bidirectional}, `pooling` = {config.pooling!r} and `pairs` = "
+                f"{config.pairs}. Build it with `bidirectional` = False and `pooling` = 'none' or 'last'."
             )
     if isinstance(model, LanguageModel) and model.memory is not None:
         raise ValueError(
@@ -445,7 +459,7 @@ def _check_streams(model: nn.Module) -> None:
             what = "sees later steps" if not layer.is_causal else "keeps every step"
             raise ValueError(
                 f"a learner needs constant memory; `{path or 'model'}` ({type(layer).__name__}) {what}. "
-                "Use a recurrent mixer, or train on whole sequences with `linrec train`."
+                "Use a recurrent mixer, or `linrec train` without a learner."
             )
     if not callable(getattr(model, "init_state", None)):
         raise TypeError(

@@ -13,6 +13,7 @@ from linrec.learning.layers import Layer, Past, find_layers, influences, watchin
 from linrec.learning.learner import Learner, Learnt, Piece
 from linrec.mixers.lru import LRU
 from linrec.mixers.lstm import LSTM
+from linrec.nn.added_loss import weighing_losses
 from linrec.rules import choice, require
 from linrec.trees import Tree, leaves, map_tree
 
@@ -355,7 +356,8 @@ class DenseRTRL(Learner):
         """
         h_0 = _joined(state)
         b, n = h_0.shape
-        rows, outputs = torch.arange(b * n) // n, torch.arange(b * n) % n
+        places = torch.arange(b * n, device=h_0.device)
+        rows, outputs = places // n, places % n
         copies = {
             name: p.detach().expand(b * n, *p.shape).requires_grad_() for name, p in self._named.items()
         }
@@ -369,8 +371,10 @@ class DenseRTRL(Learner):
             reset = {"reset": row.get("reset")}
             return _joined(functional_call(self.model, copies, (row["inputs"], start), reset)[1])[0]
 
-        h = vmap(after, randomness="different")(copies, h_0, given)
-        seen = h.gather(1, outputs[:, None].to(h.device)).sum()
+        # a layer's own loss is no part of the state's influences
+        with weighing_losses(0.0):
+            h = vmap(after, randomness="different")(copies, h_0, given)
+        seen = h.gather(1, outputs[:, None]).sum()
         J, *found = torch.autograd.grad(seen, [h_0, *copies.values()], allow_unused=True)
         parts = zip(copies, found, strict=True)
         return J.unflatten(0, (b, n)), {name: g.unflatten(0, (b, n)) for name, g in parts if g is not None}

@@ -92,7 +92,7 @@ class SequenceClassifier(nn.Module):
     are padding: no output and no gradient depends on the padding's values or on its length, in either
     direction. Pooling uses only the steps within the length.
 
-    A call takes whole sequences. A causal encoder with an output per step also streams; see `stream`.
+    A call takes whole sequences. A causal encoder without mean pooling also streams; see `stream`.
 
     Args:
         config: the model's configuration; see `SequenceClassifierConfig`.
@@ -204,7 +204,8 @@ class SequenceClassifier(nn.Module):
     ) -> tuple[Float[Tensor, "b t n_outputs"], tuple[State, ...]]:
         """Return the outputs of the next steps of streams, and the state after them, one entry per block.
 
-        Only for causal encoders with `bidirectional=False` and `pooling="none"`.
+        Only for causal encoders with `bidirectional=False`, and `pooling` "none" or "last". With "last", the
+        output at each step is that of the sequence up to this step.
 
         Args:
             x: (b, t) int64 tokens, or (b, t, n_features) real features.
@@ -212,12 +213,13 @@ class SequenceClassifier(nn.Module):
             reset: (b, t) bool, true where a stream starts anew.
 
         Raises:
-            ValueError: the encoder sees later steps or pools.
+            ValueError: the encoder sees later steps, averages over steps, or compares pairs.
         """
-        if self.config.bidirectional or self.config.pooling != "none":
+        if self.config.bidirectional or self.config.pooling == "mean" or self.config.pairs:
             raise ValueError(
-                f"`stream` needs `bidirectional` = False and `pooling` = 'none'; got "
-                f"{self.config.bidirectional} and {self.config.pooling!r}. Call the model on whole sequences."
+                "`stream` needs `bidirectional` = False, `pooling` = 'none' or 'last', and no pairs; got "
+                f"{self.config.bidirectional}, {self.config.pooling!r} and `pairs` = {self.config.pairs}. "
+                "Call the model on whole sequences."
             )
         self._check_input(x)
         y = self.dropout(self.input(x))

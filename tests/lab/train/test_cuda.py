@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from linrec.lab.tasks import Batch, LanguageModeling
-from linrec.lab.train import InterruptedRunError, LoopConfig, OptimConfig, TrainConfig, fit, load_run
+from linrec.lab.train import (
+    InterruptedRunError,
+    LearnerConfig,
+    LoopConfig,
+    OptimConfig,
+    TrainConfig,
+    fit,
+    load_run,
+)
 from linrec.lab.train.fabric import deterministic, make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, reads_values, train_step
@@ -266,3 +274,33 @@ def stepped(name: str, batches: list[Batch], *, compiled: bool) -> list[float]:
 
 def without_dropout(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    ("learner", "mixer", "arguments"),
+    [
+        ("tbptt", "gru", {}),
+        ("rtrl", "lru", {}),
+        ("rtrl", "hgru", {"credit": "spatial"}),
+        ("dense_rtrl", "min_gru", {}),
+        ("online_lru", "lru", {"mode": "full_rec"}),
+        ("focused_backpropagation", "ind_rnn", {}),
+        ("lstm_1997", "lstm", {}),
+    ],
+)
+def test_learners_train_as_on_the_cpu_and_resume(
+    learner: str, mixer: str, arguments: dict[str, Any], tiny: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        config = carrying(tiny, tmp_path, length=7, documents=True, device=device)
+        model = dataclasses.replace(config.model, mixer=mixer, mixer_args={}, d_model=4)
+        steps = LearnerConfig(learner=learner, learner_args=arguments, chunk=3)
+        config = dataclasses.replace(config, model=model, learner=steps)
+        fit(config, tmp_path / device)
+        losses.append([record["loss"] for record in load_run(tmp_path / device).metrics])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path / "pieces", progress=stop_at(len(losses[0]) // 2))
+    fit(config, tmp_path / "pieces", resume=True)
+    assert_same_run(tmp_path / "cuda", tmp_path / "pieces")

@@ -18,8 +18,9 @@ from linrec.lab.streams.base import Stream
 from linrec.lab.streams.given import GivenStream
 from linrec.lab.streams.prequential import Prequential, forgotten, recoveries
 from linrec.lab.tasks import NO_TARGET
-from linrec.lab.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from linrec.lab.train.checkpoint import Checkpoint, load_checkpoint, packed, save_checkpoint, unpacked
 from linrec.lab.train.config import check_trusted, lists_to_tuples
+from linrec.lab.train.learner import flat_memory, whole_memory
 from linrec.lab.train.progress import Interrupt
 from linrec.lab.train.records import MetricsLog, provenance
 from linrec.lab.train.run import CONFIG, RESULT, lock_run_folder, write_json, writing
@@ -217,9 +218,7 @@ class Learning:
         """Return all that a run needs to go on."""
         tensors: dict[str, Tensor] = {}
         learner = self.learner.state_dict()
-        # named tuples of mixers cannot be rebuilt from a file; their tensors can
-        if learner["memory"] is not None:
-            learner["memory"] = learner["memory"] | {"state": leaves(learner["memory"]["state"])}
+        learner["memory"] = flat_memory(learner["memory"])
         state = {
             "learner": learner,
             "stream": self.stream.state_dict(),
@@ -228,7 +227,7 @@ class Learning:
             "first_loss": self.first_loss,
             "random": torch.get_rng_state(),
         }
-        return Checkpoint(tensors, {"step": self.steps, "state": _packed(state, tensors)})
+        return Checkpoint(tensors, {"step": self.steps, "state": packed(state, tensors)})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume at a checkpoint.
@@ -244,12 +243,9 @@ class Learning:
             ) from error
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        state = _unpacked(checkpoint.about["state"], checkpoint.tensors)
+        state = unpacked(checkpoint.about["state"], checkpoint.tensors)
         learner = state["learner"]
-        if learner["memory"] is not None:
-            kept = iter(learner["memory"]["state"])
-            like = self.learner.first_memory(learner["rows"], self.device)["state"]
-            learner["memory"]["state"] = map_tree(lambda _: next(kept), like)
+        learner["memory"] = whole_memory(self.learner, learner["memory"], learner["rows"])
         self.learner.load_state_dict(map_tree(lambda tensor: tensor.to(self.device), learner))
         self.stream.load_state_dict(state["stream"])
         self.scores.load_state_dict(state["scores"])
@@ -357,7 +353,7 @@ def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier | Lan
     if found is None:
         raise RunFolderError(f"{folder} has no checkpoint.")
     model = config.make_model(config.make_stream())
-    model.load_state_dict(_unpacked(found.about["state"], found.tensors)["learner"]["model"])
+    model.load_state_dict(unpacked(found.about["state"], found.tensors)["learner"]["model"])
     return model
 
 
@@ -369,28 +365,3 @@ def _record(learning: Learning) -> dict[str, Any]:
         "fading": learning.scores.fading,
         "seconds": round(learning.seconds, 3),
     }
-
-
-def _packed(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a tree as JSON values, and move its tensors to a dict by number."""
-    if isinstance(tree, Tensor) or hasattr(tree, "__array__"):
-        name = f"tensor.{len(tensors)}"
-        tensors[name] = torch.as_tensor(tree)
-        return {"tensor": name, "array": not isinstance(tree, Tensor)}
-    if isinstance(tree, Mapping):
-        return {"items": [[_packed(key, tensors), _packed(value, tensors)] for key, value in tree.items()]}
-    if isinstance(tree, (tuple, list)):
-        return {"tuple": isinstance(tree, tuple), "list": [_packed(part, tensors) for part in tree]}
-    return tree
-
-
-def _unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree that `_packed` made JSON of."""
-    if not isinstance(tree, dict):
-        return tree
-    if "tensor" in tree:
-        return tensors[tree["tensor"]].numpy() if tree["array"] else tensors[tree["tensor"]]
-    if "items" in tree:
-        return {_unpacked(key, tensors): _unpacked(value, tensors) for key, value in tree["items"]}
-    parts = [_unpacked(part, tensors) for part in tree["list"]]
-    return tuple(parts) if tree["tuple"] else parts

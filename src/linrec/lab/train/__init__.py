@@ -10,6 +10,7 @@ from linrec.errors import (
     UntrustedCodeError,
 )
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
+from linrec.lab.train.learner import LearnerConfig
 from linrec.lab.train.loop import fit
 from linrec.lab.train.progress import Progress
 from linrec.lab.train.recipes import get_recipe, recipe_names
@@ -21,6 +22,7 @@ __all__ = [
     "ConfigError",
     "DivergedError",
     "InterruptedRunError",
+    "LearnerConfig",
     "LoopConfig",
     "OptimConfig",
     "Progress",

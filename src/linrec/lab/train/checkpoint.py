@@ -40,8 +40,8 @@ class Checkpoint:
     """The content of a checkpoint file.
 
     Args:
-        tensors: all tensors by name, with the prefixes "model.", "optimizer.", "random.", "metrics." and
-            "carried.".
+        tensors: all tensors by name, with the prefixes "model.", "optimizer.", "random.", "metrics.",
+            "carried." and "learner.".
         about: everything else, as JSON values: step, position in the data, configuration, versions.
     """
 
@@ -220,6 +220,7 @@ def gather_state(
     window: Tensor,
     about: Mapping[str, Any],
     carried: Tree = None,
+    learner: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Return the complete state of a run in the first process; all processes must call this.
 
@@ -231,6 +232,7 @@ def gather_state(
         window: sums of the metrics since the last log entry, "metrics.window".
         about: step, position, configuration; Python's random state is added.
         carried: the state that the next batch begins with, whose tensors become "carried.<name>", if any.
+        learner: the learner's memory, which `packed` splits into `about` and "learner.<number>", if any.
     """
     parts = _weights(model)
     owners = _owners(optimizers)
@@ -239,6 +241,10 @@ def gather_state(
             parts[f"optimizer.{name}.{moment}"] = tensor
     parts["metrics.window"] = window
     parts |= named(carried, "carried")
+    if learner is not None:
+        of_learner: dict[str, Tensor] = {}
+        about = {**about, "learner": packed(learner, of_learner)}
+        parts |= {f"learner.{name}": tensor for name, tensor in of_learner.items()}
     tensors = _gathered_parts(fabric, parts)
     for kind, (get_random, _) in _random_states(fabric.device).items():
         for rank, state in enumerate(gathered(fabric, get_random())):
@@ -289,6 +295,37 @@ def restore_state(
 def carried_state(checkpoint: Checkpoint, like: Tree, device: torch.device) -> Tree:
     """Return the argument `carried` of `gather_state` on a device, in the structure of the state `like`."""
     return map_tree(lambda part: part.to(device), filled(like, "carried", checkpoint.tensors))
+
+
+def packed(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a tree of tensors, arrays and plain values as JSON values; its tensors go to a dict by number.
+
+    Example:
+        >>> tensors = {}
+        >>> unpacked(packed({"steps": 3, "rows": (torch.zeros(2),)}, tensors), tensors)
+        {'steps': 3, 'rows': (tensor([0., 0.]),)}
+    """
+    if isinstance(tree, Tensor) or hasattr(tree, "__array__"):
+        name = str(len(tensors))
+        tensors[name] = torch.as_tensor(tree)
+        return {"tensor": name, "array": not isinstance(tree, Tensor)}
+    if isinstance(tree, Mapping):
+        return {"items": [[packed(key, tensors), packed(value, tensors)] for key, value in tree.items()]}
+    if isinstance(tree, (tuple, list)):
+        return {"tuple": isinstance(tree, tuple), "list": [packed(part, tensors) for part in tree]}
+    return tree
+
+
+def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the tree that `packed` made JSON of; named tuples become tuples."""
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]].numpy() if tree["array"] else tensors[tree["tensor"]]
+    if "items" in tree:
+        return {unpacked(key, tensors): unpacked(value, tensors) for key, value in tree["items"]}
+    parts = [unpacked(part, tensors) for part in tree["list"]]
+    return tuple(parts) if tree["tuple"] else parts
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from linrec.errors import ConfigError, UntrustedCodeError
 from linrec.field_types import check_types
 from linrec.lab import tasks
 from linrec.lab.tasks import LanguageModeling, PairedTask, Task
+from linrec.lab.train.learner import LearnerConfig
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.models.config import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, check_integers, check_numbers, choice, positive
@@ -184,12 +185,14 @@ class TrainConfig:
             `n_features`, else a `ModelConfig`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
+        learner: the learner that takes the training steps; None is backpropagation through whole sequences.
 
     Raises:
         ValueError: the mixer does not exist, or has no argument of a given name.
         ConfigError: Muon is combined with `strategy` "fsdp"; `model` has the wrong type for the task;
             `recompute` is set for a classifier; `carry_state` is set for another task than a text, or with
-            micro-batches; or the pooling does not fit the task's targets.
+            micro-batches; the pooling does not fit the task's targets; or `loop` asks for what a learner does
+            not do.
 
     Example:
         >>> from linrec.lab.tasks import MemoryHorizon
@@ -205,6 +208,7 @@ class TrainConfig:
     model: ModelConfig | SequenceClassifierConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
+    learner: LearnerConfig | None = None
 
     def __post_init__(self) -> None:
         check_numbers(dataclasses.asdict(self))
@@ -245,6 +249,8 @@ class TrainConfig:
                     "`model.pooling` must be 'none', because the task has a target per step; got "
                     f"{self.model.pooling!r}, which gives an output per sequence."
                 )
+        if self.learner is not None:
+            self.learner.check_loop(self.loop)
         completed = dataclasses.replace(
             self.model,
             **values_from_task(self.task),
@@ -281,6 +287,8 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
     paths = {name: str(value) for name, value in fields["task"].items() if isinstance(value, Path)}
     fields["task"] = {"name": task_name, **fields["task"], **paths}
+    if config.learner is None:
+        del fields["learner"]
     return fields
 
 
@@ -308,6 +316,7 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         shape = model_type(task)
         model = shape(**_checked(shape, fields["model"], "model."))
         check_trusted("mixer", model.import_paths, trust_code)
+        learner = fields.get("learner")
         for mixer in dict.fromkeys(model.mixer_pattern):
             arguments = model.mixer_args if isinstance(model.mixer, str) else model.mixer_args.get(mixer, {})
             hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
@@ -318,6 +327,7 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
             model=model,
             optim=OptimConfig(**_checked(OptimConfig, fields["optim"], "optim.")),
             loop=LoopConfig(**_checked(LoopConfig, fields["loop"], "loop.")),
+            learner=learner and LearnerConfig(**_checked(LearnerConfig, learner, "learner.")),
         )
     except UntrustedCodeError:
         raise

@@ -29,6 +29,7 @@ from linrec.lab.train.checkpoint import (
     restore_weights,
     save_best,
     save_checkpoint,
+    unpacked,
 )
 from linrec.lab.train.config import TrainConfig, config_to_dict
 from linrec.lab.train.data import Batches, begins_epoch, staged
@@ -46,6 +47,7 @@ from linrec.lab.train.fabric import (
     seed_dropout,
     uses_compile,
 )
+from linrec.lab.train.learner import make_step
 from linrec.lab.train.optim import cut_warmup, make_optimizers, schedule_factor, set_learning_rate
 from linrec.lab.train.progress import Clock, Interrupt, Progress, Reporter
 from linrec.lab.train.records import MetricsLog, Result, provenance
@@ -192,7 +194,7 @@ def _fit(
 
     # model and optimisers
     model = build_model(config, device, fabric.world_size, init)
-    compiled = uses_compile(loop, device)
+    compiled = config.learner is None and uses_compile(loop, device)
     objective: Any = Objective(model)
     firsts = (next(batches.epoch(0)) for _, batches in stages)
     if fabric.world_size > 1 and loop.strategy != "fsdp" and may_skip(fabric, objective, firsts):
@@ -205,7 +207,7 @@ def _fit(
     optimizers = make_optimizers(model, config.optim)
     # sums of loss, accuracy, gradient norm and steps since the last log, kept on the device to avoid syncs
     window = torch.zeros(4, device=device)
-    carried = Carried() if loop.carry_state else None
+    carried = Carried() if loop.carry_state and config.learner is None else None
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     do_step: Callable[..., None] = functools.partial(
         train_step,
@@ -217,6 +219,19 @@ def _fit(
         clip_norm=config.optim.clip_norm,
         carried=carried,
     )
+    learner = None
+    if config.learner is not None:
+        do_step = learner = make_step(
+            config.learner,
+            model,
+            optimizers,
+            window,
+            clip_norm=config.optim.clip_norm,
+            carry_state=loop.carry_state,
+            batch=next(batches.epoch(0)),
+            processes=fabric.world_size,
+        )
+    memory = carried if learner is None else learner
     moving: list[Any] = [module for module in model.modules() if hasattr(module, "after_update")]
     if compiled and device.type == "cuda" and fabric.world_size == 1:
         do_step = CapturedStep(
@@ -243,6 +258,9 @@ def _fit(
         if carried is not None and isinstance(model, LanguageModel):
             like = model.init_state(loop.batch_size, device="meta")
             carried.keep(carried_state(checkpoint, like, device))
+        if learner is not None:
+            stored = unpacked(checkpoint.about["learner"], checkpoint.part("learner."))
+            learner.load_state_dict(stored, device)
     if resume and (folder / RESULT).exists():
         return read_result(folder)
     if checkpoint is not None:
@@ -276,8 +294,8 @@ def _fit(
         for batch in itertools.islice(staged(stages, step), 0 if ended() else None):
             factor = schedule_factor(step, optim, total_steps)
             set_learning_rate(optimizers, factor)
-            if carried is not None and begins_epoch(stages, step):
-                carried.clear()
+            if memory is not None and begins_epoch(stages, step):
+                memory.clear()
             do_step(*batch)
             interrupt.waits = True
             step += 1
@@ -333,8 +351,15 @@ def _fit(
                 with clock.paused():
                     position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
                     about = {"step": step, **position, "seconds": clock.seconds, **described}
-                    last_state = None if carried is None else carried.state
-                    state = gather_state(fabric, model, optimizers, window, about, last_state)
+                    state = gather_state(
+                        fabric,
+                        model,
+                        optimizers,
+                        window,
+                        about,
+                        None if carried is None else carried.state,
+                        None if learner is None else learner.state_dict(),
+                    )
                     first(fabric, save_checkpoint, folder, state)
 
             if stop and not last:
