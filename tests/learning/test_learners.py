@@ -414,6 +414,8 @@ def test_a_classifier_of_each_step_streams():
     second, _ = model.stream(x[:, 5:], state)
     assert torch.allclose(torch.cat([first, second], 1), model(x))
     assert build_learner("rtrl", model).chunk(x, y, reset).prediction.shape == (2, 12, 3)
+    whole = learnt(build_learner("bptt", model), x, y, reset, 12)
+    assert_equal(learnt(build_learner("dense_rtrl", model), x, y, reset, 12), whole)
 
 
 @pytest.mark.parametrize(
