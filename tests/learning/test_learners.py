@@ -26,6 +26,7 @@ ELEMENTWISE = [
     ("sru", {}),
     ("qrnn", {}),
     ("ind_rnn", {}),
+    ("e_lstm", {}),
 ]
 DENSE = ["elman", "gru", "lstm", "lem", "cornn", "min_gru", "lru"]
 T = 64
