@@ -135,6 +135,15 @@ def test_with_spatial_credit_a_chunk_is_its_steps(name):
     assert_equal(learnt(build_learner("rtrl", model, credit="spatial"), *tokens(), 16), by_steps)
 
 
+def test_chunks_add_up_where_a_recurrent_weight_is_clipped():
+    mixer = mixer_of("ind_rnn", activation="tanh", gamma=1.0)
+    with torch.no_grad():
+        mixer.u.copy_(torch.tensor([3.0, -3.0, 0.9, -0.5]))
+    whole = learnt(build_learner("bptt", mixer), *stream(), T)
+    for pieces in (0, 16):
+        assert_equal(learnt(build_learner("rtrl", mixer), *stream(), pieces), whole)
+
+
 def test_tbptt_is_its_definition():
     model, (x, y, reset) = stack_of("gru"), tokens()
     expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}

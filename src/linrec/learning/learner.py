@@ -111,6 +111,7 @@ class Learner(ABC):
         memory: a dict of trees of tensors (b, ..), carried from step to step: "state" is the model's state.
             None before the first step. Values may be replaced.
         steps: number of steps seen.
+        updates: number of updates of the parameters.
 
     Raises:
         ValueError: the model does not stream; the message names the layer.
@@ -135,7 +136,7 @@ class Learner(ABC):
         self.model, self.optimizer = model, optimizer
         self.loss = step_losses if loss is None else loss
         self.update_every, self.clip_norm = update_every, clip_norm
-        self.steps = 0
+        self.steps = self.updates = 0
         self.memory: dict[str, Tree] | None = None
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._gradients: list[Tensor | None] = [None] * len(self._named)
@@ -236,6 +237,11 @@ class Learner(ABC):
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         self.optimizer.step()
         self._clear()
+        self.updates += 1
+        for module in self.model.modules():
+            # such as the clipped weights of `ind_rnn`
+            if callable(after_update := getattr(module, "after_update", None)):
+                after_update(self.updates)
 
     def reset(self, rows: Bool[Tensor, "b"] | None = None) -> None:
         """Set the memory to that of a new learner.
@@ -270,6 +276,7 @@ class Learner(ABC):
             "options": self.options(),
             "rows": self.n_rows,
             "steps": self.steps,
+            "updates": self.updates,
             "weight": self._weight,
             "gradients": self.gradients() if self._weight else {},
             "memory": self.memory,
@@ -310,7 +317,7 @@ class Learner(ABC):
         if self.optimizer is not None and state["optimizer"] is not None:
             self.optimizer.load_state_dict(state["optimizer"])
         self.memory = map_tree(Tensor.clone, state["memory"])
-        self.steps, self._weight = state["steps"], state["weight"]
+        self.steps, self.updates, self._weight = state["steps"], state["updates"], state["weight"]
         self._gradients = [
             state["gradients"][name].clone() if name in state["gradients"] else None for name in self._named
         ]

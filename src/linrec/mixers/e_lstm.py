@@ -63,7 +63,7 @@ class ELSTM(NonlinearMixer):
         for weight in self.parameters():
             nn.init.normal_(weight, std=0.1)
         with torch.no_grad():
-            self.F.bias += forget_bias
+            self.F.bias.add_(forget_bias)
         mark(self, "w_f", "w_z", float32=True)
         # O, then W
         self.o = nn.Linear(2 * d_model, d_model)
