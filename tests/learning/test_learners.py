@@ -144,6 +144,18 @@ def test_chunks_add_up_where_a_recurrent_weight_is_clipped():
         assert_equal(learnt(build_learner("rtrl", mixer), *stream(), pieces), whole)
 
 
+def test_bptt_is_autograd_of_each_sequence_from_the_initial_state():
+    mixer, (x, y, reset) = mixer_of("gru"), stream()
+    found = learnt(build_learner("bptt", mixer), x, y, reset, 16)
+    expected = {name: torch.zeros_like(p) for name, p in mixer.named_parameters()}
+    for start in range(0, T, 16):
+        part = slice(start, start + 16)
+        loss = (mixer(x[:, part], reset=reset[:, part])[0] - y[:, part]).square().mean(2).sum()
+        gradients = torch.autograd.grad(loss, [*mixer.parameters()])
+        expected = {name: expected[name] + g for name, g in zip(expected, gradients, strict=True)}
+    assert_equal(found, expected)
+
+
 def test_tbptt_is_its_definition():
     model, (x, y, reset) = stack_of("gru"), tokens()
     expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
