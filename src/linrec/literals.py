@@ -18,7 +18,7 @@ MixerName: TypeAlias = Literal[
     # table: mixer_literal
     "aft", "antisymmetric_rnn", "attention", "block_recurrent", "block_state", "cfc",
     "compressive_transformer", "cornn", "decaying_fast_weights", "delta_delta_net", "delta_lstm", "delta_net",
-    "dlr", "dss", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn", "flash_gau",
+    "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn", "flash_gau",
     "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla", "gru",
     "gru_d", "gss", "h3", "hawk", "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn", "infini_attention",
     "irnn", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "lipschitz_rnn", "liquid_s4",

@@ -26,6 +26,7 @@ ELEMENTWISE = [
     ("sru", {}),
     ("qrnn", {}),
     ("ind_rnn", {}),
+    ("e_lstm", {}),
 ]
 DENSE = ["elman", "gru", "lstm", "lem", "cornn", "min_gru", "lru"]
 T = 64
@@ -132,6 +133,27 @@ def test_with_spatial_credit_a_chunk_is_its_steps(name):
     model = stack_of(name, layers=3)
     by_steps = learnt(build_learner("rtrl", model, credit="spatial"), *tokens(), 0)
     assert_equal(learnt(build_learner("rtrl", model, credit="spatial"), *tokens(), 16), by_steps)
+
+
+def test_chunks_add_up_where_a_recurrent_weight_is_clipped():
+    mixer = mixer_of("ind_rnn", activation="tanh", gamma=1.0)
+    with torch.no_grad():
+        mixer.u.copy_(torch.tensor([3.0, -3.0, 0.9, -0.5]))
+    whole = learnt(build_learner("bptt", mixer), *stream(), T)
+    for pieces in (0, 16):
+        assert_equal(learnt(build_learner("rtrl", mixer), *stream(), pieces), whole)
+
+
+def test_bptt_is_autograd_of_each_sequence_from_the_initial_state():
+    mixer, (x, y, reset) = mixer_of("gru"), stream()
+    found = learnt(build_learner("bptt", mixer), x, y, reset, 16)
+    expected = {name: torch.zeros_like(p) for name, p in mixer.named_parameters()}
+    for start in range(0, T, 16):
+        part = slice(start, start + 16)
+        loss = (mixer(x[:, part], reset=reset[:, part])[0] - y[:, part]).square().mean(2).sum()
+        gradients = torch.autograd.grad(loss, [*mixer.parameters()])
+        expected = {name: expected[name] + g for name, g in zip(expected, gradients, strict=True)}
+    assert_equal(found, expected)
 
 
 def test_tbptt_is_its_definition():
@@ -414,6 +436,8 @@ def test_a_classifier_of_each_step_streams():
     second, _ = model.stream(x[:, 5:], state)
     assert torch.allclose(torch.cat([first, second], 1), model(x))
     assert build_learner("rtrl", model).chunk(x, y, reset).prediction.shape == (2, 12, 3)
+    whole = learnt(build_learner("bptt", model), x, y, reset, 12)
+    assert_equal(learnt(build_learner("dense_rtrl", model), x, y, reset, 12), whole)
 
 
 def test_a_classifier_of_the_last_step_streams_its_outputs_so_far():

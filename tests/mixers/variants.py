@@ -470,6 +470,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "FFT": {"style": "fft"},
         "real": {"is_complex": False},
     },
+    "e_lstm": {
+        "paper": {},
+        "forget bias": {"forget_bias": 1.0},
+    },
     "ind_rnn": {
         "paper": {},
         "tanh": {"activation": "tanh", "recurrent_init": "long"},

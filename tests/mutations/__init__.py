@@ -10,7 +10,7 @@ second, until one fails. Other tests cannot tell, but by a program that they sta
 
     python -m tests.mutations --listed
 
-makes thirty mistakes that are written down in `tests/mutations/listed.py`, which the first tier must catch.
+makes the mistakes that are written down in `tests/mutations/listed.py`, which the first tier must catch.
 Run both after tests are moved or taken out. Numbers behind either command try these mistakes alone.
 """
 

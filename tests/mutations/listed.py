@@ -1,4 +1,4 @@
-"""Thirty mistakes in the source, each of which `make test` must notice."""
+"""Mistakes in the source, each of which `make test` must notice."""
 
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ class Mutation(NamedTuple):
 LAWS = "tests/test_laws.py"
 # without a GPU, kernels run there
 INTERPRETER = "tests/test_interpreter.py"
+LEARNERS = "tests/learning/test_learners.py"
 
 MUTATIONS = (
     Mutation(
@@ -235,5 +236,144 @@ MUTATIONS = (
         "os.replace(partial, path)\n        raise",
         "files: after an error, half a file stands at the path",
         ("tests/test_files.py",),
+    ),
+    Mutation(
+        "learning/windows.py",
+        "super().learn(piece, self.first_memory(len(piece.inputs), piece.inputs.device))",
+        "super().learn(piece, memory)",
+        "bptt: a sequence starts from the last state of the sequence before",
+        (
+            LEARNERS,
+            "-k",
+            "bptt_is",
+        ),
+    ),
+    Mutation(
+        "learning/windows.py",
+        "(step // self.window + 1) * self.window",
+        "(step // self.window + 2) * self.window",
+        "tbptt: a window ends a window later",
+        (
+            LEARNERS,
+            "-k",
+            "tbptt_is",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        "factor[:, owner] * held[name] + influence",
+        "factor[:, owner] * held[name] - influence",
+        "rtrl: the sign of the influence of the present chunk",
+        (
+            LEARNERS,
+            "-k",
+            "elementwise",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        'torch.einsum("bnm,bm...->bn...", J, held)',
+        'torch.einsum("bmn,bm...->bn...", J, held)',
+        "dense_rtrl: the Jacobian is transposed",
+        (
+            LEARNERS,
+            "-k",
+            "dense_rtrl_is",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        "(errors[layer.path].conj()[:, owner] * held[name]).real",
+        "(errors[layer.path][:, owner] * held[name]).real",
+        "online_lru, full: the error of a complex state is not conjugated",
+        (
+            LEARNERS,
+            "-k",
+            "modes and full",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        '"full_rec": _Mode(traced=LRU_PARAMETERS[:3])',
+        '"full_rec": _Mode(traced=LRU_PARAMETERS[:2])',
+        "online_lru, full_rec: gamma has no trace",
+        (
+            LEARNERS,
+            "-k",
+            "modes and full_rec",
+        ),
+    ),
+    Mutation(
+        "learning/layers.py",
+        "h[:, :-1]], 1).detach()",
+        "h[:, 1:]], 1).detach()",
+        "online_lru, 1truncated: the same step reads a later state",
+        (
+            LEARNERS,
+            "-k",
+            "modes and 1truncated",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        '"spatial": _Mode(fixed=LRU_PARAMETERS[:2])',
+        '"spatial": _Mode(fixed=LRU_PARAMETERS[:1])',
+        "online_lru, spatial: the phases learn",
+        (
+            LEARNERS,
+            "-k",
+            "modes and spatial",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        '"reservoir": _Mode(fixed=LRU_PARAMETERS)',
+        '"reservoir": _Mode(fixed=LRU_PARAMETERS[:3])',
+        "online_lru, reservoir: B learns",
+        (
+            LEARNERS,
+            "-k",
+            "modes and reservoir",
+        ),
+    ),
+    Mutation(
+        "learning/layers.py",
+        "return real, factor\n",
+        "return real, torch.ones_like(factor)\n",
+        "focused_backpropagation: traces do not decay",
+        (
+            LEARNERS,
+            "-k",
+            "focused",
+        ),
+    ),
+    Mutation(
+        "learning/rtrl.py",
+        "(slice(mixer.d_model, 2 * mixer.d_model),)",
+        "(slice(0, mixer.d_model),)",
+        "lstm_1997: the traces are of h in place of the cell",
+        (
+            LEARNERS,
+            "-k",
+            "1997",
+        ),
+    ),
+    Mutation(
+        "mixers/ind_rnn.py",
+        "self.bound).detach() + (u - u.detach())",
+        "self.bound)",
+        "ind_rnn: no gradient passes the clip",
+        ("tests/mixers/test_ind_rnn.py",),
+    ),
+    Mutation(
+        "ops/scan/torch.py",
+        "_before(given, y, sums), cut) + wide(d.x)",
+        "_before(given, y, sums), cut) - wide(d.x)",
+        "scan: the sign of the input's tangent",
+        (
+            LAWS,
+            "-k",
+            "derivatives_where and scan",
+        ),
     ),
 )

@@ -4,13 +4,15 @@ import math
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linrec.ops import scan
+from linrec.ops import gate_loop, scan
 from linrec.testing import (
     assert_agree,
     check_isolation,
     check_operator,
+    gate_loop_inputs,
     generator,
     reset_mask,
     scan_inputs,
@@ -269,14 +271,49 @@ def test_gradients_are_finite_differences(mode, backend, reverse):
         def run(a, x, state):
             return scan(a, x, state=state, reset=reset, reverse=reverse, mode=mode, backend=backend)
 
-        assert torch.autograd.gradcheck(run, inputs)
+        assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True, check_batched_forward_grad=True)
+
+
+@every_pair
+def test_forward_mode_alone_keeps_to_dtypes(mode, backend):
+    # nothing requires a gradient
+    x = torch.randn(2, 40, 2, generator=generator()).bfloat16()
+    a = torch.rand(2, 40, 2, generator=generator(1))
+    with forward_ad.dual_level():
+        duals = scan(a, forward_ad.make_dual(x, x), mode=mode, backend=backend)
+        values, tangents = zip(*map(forward_ad.unpack_dual, duals), strict=True)
+    assert [x.dtype for x in tangents] == [x.dtype for x in values] == [torch.bfloat16, torch.float32]
+    # a scan from zeros is linear in x
+    assert_agree(tangents, values, dtype=torch.bfloat16)
+
+
+def test_kernels_without_forward_mode_raise_an_error():
+    inputs = gate_loop_inputs(1, 4, 1, 2, 2)
+    with forward_ad.dual_level():
+        inputs["v"] = forward_ad.make_dual(inputs["v"], inputs["v"])
+        with pytest.raises(NotImplementedError, match="jvp"):
+            gate_loop(**inputs, mode="recurrent", backend="numba")
+        y, _ = gate_loop(**inputs, mode="recurrent", backend="reference")
+        assert forward_ad.unpack_dual(y).tangent is not None
+
+
+@every_pair
+def test_jacobians_in_forward_mode(mode, backend):
+    a, x, _ = scan_inputs(1, 5, 2, dtype=torch.float64).values()
+
+    def run(a, x):
+        return scan(a, x, mode=mode, backend=backend)[0]
+
+    assert_agree(torch.func.jacfwd(run, (0, 1))(a, x), torch.func.jacrev(run, (0, 1))(a, x))
 
 
 @every_pair
 def test_gradients_can_be_differentiated(mode, backend):
     inputs = [t.requires_grad_() for t in scan_inputs(1, 4, 2, dtype=torch.float64).values()]
     assert torch.autograd.gradgradcheck(
-        lambda a, x, state: scan(a, x, state=state, mode=mode, backend=backend), inputs
+        lambda a, x, state: scan(a, x, state=state, mode=mode, backend=backend),
+        inputs,
+        check_fwd_over_rev=True,
     )
 
 

@@ -180,7 +180,8 @@ def test_gradients_are_finite_differences(dtype):
     def run(a, x, state):
         return scan(a, x, state=state, reset=reset, **PAIR)
 
-    assert torch.autograd.gradcheck(run, [t.requires_grad_() for t in inputs.values()], fast_mode=True)
+    inputs = [t.requires_grad_() for t in inputs.values()]
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True, check_forward_ad=True)
 
 
 @thorough

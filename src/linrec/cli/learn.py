@@ -16,9 +16,9 @@ from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config
 from linrec.lab.train import load_run
 from linrec.lab.train.fabric import device_of, program
 
-ARGUMENTS = ("learner_args", "stream_args", "mixer_args")
+ARGUMENTS = ("learner_args", "stream_args", "mixer_args", "model_args")
 # the fields of LearnConfig that describe the model
-MODEL = ("mixer", "mixer_args", "d_model", "n_layers", "language_model")
+MODEL = ("mixer", "mixer_args", "d_model", "n_layers", "model_args", "language_model")
 # options of the same name
 FIELDS = tuple(
     field.name

@@ -282,6 +282,7 @@ class LearnOptions(LearnerOptions):
         mixer_args: its arguments, such as r_min=0.9 r_max=0.999.
         d_model: width of the model.
         n_layers: number of blocks.
+        model_args: further fields of the model, such as channel_mixing=none norm=none.
         chunk: steps that are learnt at a time; the parameters change after each chunk.
         lr: learning rate of Adam.
         clip_norm: maximum norm of the gradients.
@@ -305,6 +306,7 @@ class LearnOptions(LearnerOptions):
     mixer_args: tuple[str, ...] = ()
     d_model: int = 32
     n_layers: int = 1
+    model_args: tuple[str, ...] = ()
     chunk: int = 8
     lr: float = 3e-3
     clip_norm: float | None = 1.0

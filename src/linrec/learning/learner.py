@@ -113,6 +113,7 @@ class Learner(ABC):
         memory: a dict of trees of tensors (b, ..), carried from step to step: "state" is the model's state.
             None before the first step. Values may be replaced.
         steps: number of steps seen.
+        updates: number of updates of the parameters.
 
     Raises:
         ValueError: the model does not stream; the message names the layer.
@@ -140,7 +141,7 @@ class Learner(ABC):
             self.optimizers = [*optimizer] if isinstance(optimizer, Sequence) else [optimizer]
         self.loss = step_losses if loss is None else loss
         self.update_every, self.clip_norm = update_every, clip_norm
-        self.steps = 0
+        self.steps = self.updates = 0
         self.memory: dict[str, Tree] | None = None
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._gradients: list[Tensor | None] = [None] * len(self._named)
@@ -246,6 +247,11 @@ class Learner(ABC):
         for optimizer in self.optimizers:
             optimizer.step()
         self._clear()
+        self.updates += 1
+        for module in self.model.modules():
+            # such as the clipped weights of `ind_rnn`
+            if callable(after_update := getattr(module, "after_update", None)):
+                after_update(self.updates)
         return norm
 
     def reset(self, rows: Bool[Tensor, "b"] | None = None) -> None:
@@ -281,6 +287,7 @@ class Learner(ABC):
             "options": self.options(),
             "rows": self.n_rows,
             "steps": self.steps,
+            "updates": self.updates,
             "weight": self._weight,
             "gradients": self.gradients() if self._weight else {},
             "memory": self.memory,
@@ -321,7 +328,7 @@ class Learner(ABC):
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=False):
             optimizer.load_state_dict(stored)
         self.memory = map_tree(Tensor.clone, state["memory"])
-        self.steps, self._weight = state["steps"], state["weight"]
+        self.steps, self.updates, self._weight = state["steps"], state["updates"], state["weight"]
         self._gradients = [
             state["gradients"][name].clone() if name in state["gradients"] else None for name in self._named
         ]

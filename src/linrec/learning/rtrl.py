@@ -358,8 +358,10 @@ class DenseRTRL(Learner):
         b, n = h_0.shape
         places = torch.arange(b * n, device=h_0.device)
         rows, outputs = places // n, places % n
+        model = _Streaming(self)
         copies = {
-            name: p.detach().expand(b * n, *p.shape).requires_grad_() for name, p in self._named.items()
+            f"model.{name}": p.detach().expand(b * n, *p.shape).requires_grad_()
+            for name, p in self._named.items()
         }
         h_0 = h_0.detach()[rows].requires_grad_()
         given = {"inputs": inputs, "state": state} | ({} if reset is None else {"reset": reset})
@@ -368,16 +370,28 @@ class DenseRTRL(Learner):
         def after(copies: dict[str, Tensor], h_0: Tensor, given: dict[str, Tree]) -> Tensor:
             row = map_tree(lambda leaf: leaf[None], given)
             start = _parted(h_0[None], row["state"])
-            reset = {"reset": row.get("reset")}
-            return _joined(functional_call(self.model, copies, (row["inputs"], start), reset)[1])[0]
+            arguments = row["inputs"], start, row.get("reset")
+            return _joined(functional_call(model, copies, arguments)[1])[0]
 
         # a layer's own loss is no part of the state's influences
         with weighing_losses(0.0):
             h = vmap(after, randomness="different")(copies, h_0, given)
         seen = h.gather(1, outputs[:, None]).sum()
         J, *found = torch.autograd.grad(seen, [h_0, *copies.values()], allow_unused=True)
-        parts = zip(copies, found, strict=True)
+        parts = zip(self._named, found, strict=True)
         return J.unflatten(0, (b, n)), {name: g.unflatten(0, (b, n)) for name, g in parts if g is not None}
+
+
+class _Streaming(nn.Module):
+    """A learner's model as `Learner.run` calls it, so that classifiers stream under `functional_call`."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.model, self._run = learner.model, learner.run
+
+    @override
+    def forward(self, inputs: Tensor, state: Tree, reset: Tensor | None) -> tuple[Tensor, Tree]:
+        return self._run(inputs, state, reset)
 
 
 def _joined(state: Tree) -> Tensor:

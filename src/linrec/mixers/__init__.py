@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from linrec.mixers.delta_net import DeltaNet as DeltaNet
     from linrec.mixers.dlr import DLR as DLR
     from linrec.mixers.dss import DSS as DSS
+    from linrec.mixers.e_lstm import ELSTM as ELSTM
     from linrec.mixers.elman import Elman as Elman
     from linrec.mixers.eu_rnn import EURNN as EURNN
     from linrec.mixers.exp_rnn import ExpRNN as ExpRNN

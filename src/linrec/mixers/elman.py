@@ -19,7 +19,7 @@ from linrec.rules import choice
 __all__ = ["Elman"]
 
 Activation = Literal["tanh", "relu"]
-Init = Literal["torch", "identity"]
+Init = Literal["torch", "identity", "orthogonal"]
 
 
 class Elman(NonlinearMixer):
@@ -35,7 +35,8 @@ class Elman(NonlinearMixer):
     Args:
         d_model: width of the sequence and of the state.
         activation: "tanh" or "relu".
-        init: "torch", where all parameters are uniform in +- 1 / sqrt(d_model), or "identity".
+        init: "torch", where all parameters are uniform in +- 1 / sqrt(d_model); "identity"; or "orthogonal",
+            where U is a random orthogonal matrix.
         mode: mode of `linrec.ops.nonlinear_scan`, or "auto".
 
     Raises:
@@ -67,12 +68,14 @@ class Elman(NonlinearMixer):
         self.sigma = ACTIVATIONS[activation]
 
         self.rnn = RNNWeights(f"RNN_{activation.upper()}", d_model)
+        W, U, b, c = self.rnn.parameters()
         if init == "identity":
-            W, U, b, c = self.rnn.parameters()
             nn.init.normal_(W, std=0.001)
             nn.init.eye_(U)
             nn.init.zeros_(b)
             nn.init.zeros_(c)
+        elif init == "orthogonal":
+            nn.init.orthogonal_(U)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""

@@ -10,7 +10,7 @@ sigma stands between h_{t-1} and h_t, so steps run one by one: the recurrence is
 computes it.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,10 @@ class IndRNN(Mixer):
     W x is computed for all steps at once. The rest is a loop over time in plain torch, with three operations
     on channels per step. Stacked layers mix the channels, through W and the channel mixing.
 
-    The paper clips u after every update. Here the recurrence uses the clipped u, and drops gradients that
-    point out of the bound. So u moves as if it were clipped, with any optimiser.
+    The paper clips u after every update, and so does the released code. `after_update` does this, which
+    `linrec train` and learners call; other training loops call it themselves. Between an update and this
+    call, the recurrence uses the clipped u, and the gradient of u is that of the clipped value: it passes
+    straight through. So gradients of parts of a sequence add up to the gradient of the whole.
 
     The paper has no initial W and b, which start as in torch's Linear. The released code is
     `init="released"`, with gamma 5 on pixels and actions, and 2 on words. It has a batch norm before or after
@@ -101,7 +103,9 @@ class IndRNN(Mixer):
         """Return h of every step, and the last h (b, d_model)."""
         dtype = self.state_dtype
         h = self.init_state(x.shape[0], device=x.device) if state is None else state.to(dtype)
-        u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), ACTIVATIONS[self.activation]
+        u, sigma = self.u.to(dtype), ACTIVATIONS[self.activation]
+        # straight through: the value is clipped, and the gradient is not
+        u = u.clamp(-self.bound, self.bound).detach() + (u - u.detach())
 
         def step(state: Tensors, Wx: Tensor) -> Step:
             h = sigma(Wx + u * state[0])
@@ -114,24 +118,7 @@ class IndRNN(Mixer):
         """Return zeros (batch, d_model)."""
         return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
 
-
-class _Clipped(torch.autograd.Function):
-    """u within [-bound, bound]; descent along its gradient leads back from outside, and never further out."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u: Tensor, bound: float) -> Tensor:
-        return u.clamp(-bound, bound)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        u, bound = inputs
-        ctx.save_for_backward(u)
-        ctx.bound = bound
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (u,) = ctx.saved_tensors
-        outwards = ((u >= ctx.bound) & (gradient < 0)) | ((u <= -ctx.bound) & (gradient > 0))
-        return gradient.masked_fill(outwards, 0), None
+    def after_update(self, updates: int) -> None:
+        """Clip u to the bound, as the paper does after every update."""
+        with torch.no_grad():
+            self.u.clamp_(-self.bound, self.bound)

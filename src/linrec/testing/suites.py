@@ -349,6 +349,7 @@ def check_derivatives(
     mode: str,
     backend: str,
     options: Mapping[str, Any] | None = None,
+    forward_mode: bool = False,
 ) -> None:
     """Law 1: first and second derivatives agree with the reference if inputs are computed from each other.
 
@@ -362,6 +363,8 @@ def check_derivatives(
         mode: the mode to check.
         backend: the backend to check.
         options: further keyword arguments, such as `reset`.
+        forward_mode: whether to compare `torch.func.jvp` too, of the operator and of its gradient, and the
+            gradient of the former.
 
     Raises:
         AssertionError: the results differ.
@@ -369,7 +372,8 @@ def check_derivatives(
     Example:
         >>> from linrec.ops import scan
         >>> from linrec.testing import scan_inputs
-        >>> check_derivatives(scan, scan_inputs(2, 9, 3), mode="scan", backend="torch")
+        >>> inputs = scan_inputs(2, 9, 3)
+        >>> check_derivatives(scan, inputs, mode="scan", backend="torch", forward_mode=True)
     """
     given = differentiable(double(dict(inputs)))
     places = [i for i, tensor in enumerate(leaves(given)) if tensor.requires_grad]
@@ -408,6 +412,21 @@ def check_derivatives(
     found["torch.func.grad"] = gradient(*some)
     rows = torch.func.vmap(gradient)(*(torch.stack([x, x / 2]) for x in some))
     found["torch.func.grad under vmap"] = [x[0] for x in rows]
+    if forward_mode:
+        # the direction in which `derivatives` differentiates its gradients
+        along = tuple(map(_wave, some))
+        expected["torch.func.jvp"] = sum(
+            (g.conj() * d).real.sum() for g, d in zip(expected["gradients"], along, strict=True)
+        )
+
+        def slope(*some: Tensor) -> Tensor:
+            return torch.func.jvp(functional, some, along)[1]
+
+        found["torch.func.jvp"] = slope(*some)
+        of_gradient = torch.func.jvp(gradient, tuple(some), along)[1]
+        of_slope = torch.func.grad(slope, tuple(range(len(some))))(*some)
+        for what, value in (("torch.func.jvp of gradients", of_gradient), ("gradients of jvp", of_slope)):
+            expected[what], found[what] = expected["second derivatives"], value
     for what, value in found.items():
         assert_agree(value, expected.get(what, expected["gradients"]), f"({mode!r}, {backend!r}): {what}")
     for i in places:

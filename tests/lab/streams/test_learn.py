@@ -48,6 +48,19 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path, learner):
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
+def test_a_model_has_the_fields_that_are_given(tmp_path):
+    fields = {"channel_mixing": "none", "norm": "none"}
+    config = dataclasses.replace(
+        SMALL, mixer="elman", mixer_args={"init": "orthogonal"}, model_args=fields, learner="dense_rtrl"
+    )
+    learn(config, tmp_path / "one", steps=24)
+    learn(stored_config(tmp_path / "one"), tmp_path / "two", steps=16)
+    learn(config, tmp_path / "two", steps=24, resume=True)
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    names = [*config.make_model(config.make_stream()).state_dict()]
+    assert [name for name in names if "mixer" not in name] == ["input.weight", "head.weight", "head.bias"]
+
+
 def test_the_result_says_what_was_learnt(tmp_path):
     result = learn(SMALL, tmp_path / "run", steps=400)
     assert result["steps"] == 400 and len(result["curve"]) == 8
@@ -135,6 +148,7 @@ def test_text_from_standard_input_or_a_file(tmp_path):
         (["sines", "--chunk", "0"], "chunk"),
         (["sines", "--mixer-args", "r_min"], "name=value"),
         (["sines", "--stream-args", "evry=3"], "evry"),
+        (["sines", "--model-args", "nrom=none"], "nrom"),
         (["--resume", "no-such-run"], "no-such-run"),
         (["sines", "--resume", "a"], "leave out"),
     ],

@@ -56,6 +56,7 @@ class LearnConfig:
         mixer_args: arguments of the mixer.
         d_model: width of the model.
         n_layers: number of blocks.
+        model_args: further fields of the `SequenceClassifierConfig`, such as channel_mixing="none".
         language_model: fields of a `ModelConfig`, for a language model in place of a new encoder of the
             `mixer`; None for an encoder.
         chunk: steps that are learnt at a time.
@@ -76,6 +77,7 @@ class LearnConfig:
     mixer_args: Mapping[str, Any] = field(default_factory=dict)
     d_model: int = 32
     n_layers: int = 1
+    model_args: Mapping[str, Any] = field(default_factory=dict)
     language_model: Mapping[str, Any] | None = None
     chunk: int = 8
     lr: float = 3e-3
@@ -114,8 +116,8 @@ class LearnConfig:
         torch.manual_seed(self.seed)
         if self.language_model is not None:
             return LanguageModel(self._language_model())
-        return SequenceClassifier(
-            SequenceClassifierConfig(
+        try:
+            config = SequenceClassifierConfig(
                 n_outputs=stream.n_outputs,
                 vocab_size=stream.vocab_size,
                 n_features=stream.n_features,
@@ -125,8 +127,11 @@ class LearnConfig:
                 mixer_args=dict(self.mixer_args),
                 bidirectional=False,
                 pooling="none",
+                **self.model_args,
             )
-        )
+        except TypeError as error:
+            raise ConfigError(f"`model_args`: {error}.") from error
+        return SequenceClassifier(config)
 
     def _language_model(self) -> ModelConfig:
         fields: dict[str, Any] = lists_to_tuples(dict(self.language_model or {}))

@@ -137,13 +137,14 @@ class LearnerStep:
         self._learner.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next batch begins with: the number of steps, and the memory if it is carried."""
-        memory = self._learner.memory if self._carries else None
-        return {"steps": self._learner.steps, "rows": self._learner.n_rows, "memory": flat_memory(memory)}
+        """Return what the next batch begins with: the numbers of steps and updates, and a carried memory."""
+        memory = flat_memory(self._learner.memory if self._carries else None)
+        counts = {"steps": self._learner.steps, "updates": self._learner.updates}
+        return counts | {"rows": self._learner.n_rows, "memory": memory}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on where another step was when it returned `state_dict()`."""
-        self._learner.steps = state["steps"]
+        self._learner.steps, self._learner.updates = state["steps"], state["updates"]
         memory = whole_memory(self._learner, state["memory"], state["rows"])
         self._learner.memory = map_tree(lambda tensor: tensor.to(device), memory)
 

@@ -232,7 +232,10 @@ def _fit(
             processes=fabric.world_size,
         )
     memory = carried if learner is None else learner
-    moving: list[Any] = [module for module in model.modules() if hasattr(module, "after_update")]
+    moving: list[Any] = []
+    if learner is None:
+        # a learner calls it after each of its updates
+        moving = [module for module in model.modules() if hasattr(module, "after_update")]
     if compiled and device.type == "cuda" and fabric.world_size == 1:
         do_step = CapturedStep(
             do_step,

@@ -27,13 +27,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from linrec.ops.core.ambient import Ambient, exporting
-from linrec.torch_private import dispatch_modes, is_batched_gradient, transforms_active
+from linrec.torch_private import dispatch_modes, in_forward_mode, is_batched_gradient, transforms_active
 
 In = TypeVar("In", bound=tuple)
 Out = TypeVar("Out", bound=tuple)
 
 Adjoint = Callable[[In, Out, Out, Sequence[bool]], Sequence[Tensor | None]]
 """(given, kept, d, needs) -> gradients; see `Differentiable`."""
+
+Tangent = Callable[[Callable[[In], Out], In, Out, In], Sequence[Tensor | None]]
+"""(run, given, out, d) -> tangents of the outputs; see `Differentiable`."""
 
 
 class Memory(NamedTuple):
@@ -69,7 +72,12 @@ def differentiated(*inputs: Any) -> bool:
         (True, False)
     """
     # a program is exported in ATen operations, which autograd can differentiate
-    if not torch.is_grad_enabled() or exporting():
+    if exporting():
+        return False
+    # a tensor does not show whether it has a tangent
+    if in_forward_mode():
+        return True
+    if not torch.is_grad_enabled():
         return False
     # tracing is free, and under torch.func `requires_grad` does not show what its transforms need
     if torch.compiler.is_compiling() or transforms_active():
@@ -95,6 +103,10 @@ class Differentiable(Generic[In, Out]):
         saves: names of the inputs and outputs that the adjoint reads; it receives None for all others. By
             default these are all inputs and the outputs in `kept`.
         fresh: whether `forward` allocates all outputs itself, as kernels do.
+        tangent: the derivative in forward mode: (run, given, out, d) -> a tangent of each output. `given` and
+            `out` contain the tensors that `saves` names, and `d` the tangents of the inputs, zeros if absent.
+            `run` is this function: calls of it and torch operations keep the tangents differentiable. Without
+            `tangent`, kernels raise an error in forward mode.
     """
 
     def __init__(
@@ -110,6 +122,7 @@ class Differentiable(Generic[In, Out]):
         kept: Sequence[str] = (),
         saves: Sequence[str] | None = None,
         fresh: bool = False,
+        tangent: Tangent[In, Out] | None = None,
     ) -> None:
         twice: Adjoint[In, Out] = again or (adjoint if plain is None else by_autograd(plain))
         hints = get_type_hints(inputs)
@@ -122,6 +135,13 @@ class Differentiable(Generic[In, Out]):
         saved = tuple(
             i for i, name in enumerate((*hints, *results)) if name in names and (i >= n or is_tensor[i])
         )
+
+        def restored(ctx: Any) -> list[Any]:
+            """Return inputs and outputs, with None in place of tensors that are not saved."""
+            tensors: list[Any] = [*ctx.flags, *[None] * len(results)]
+            for i, x in zip(saved, ctx.saved_tensors, strict=True):
+                tensors[i] = x
+            return tensors
 
         # torch.compile traces the class below, so its closure may contain only plain functions and tuples
         class Function(torch.autograd.Function):
@@ -153,10 +173,10 @@ class Differentiable(Generic[In, Out]):
 
             @staticmethod
             def backward(ctx: Any, *d: Any) -> tuple[Tensor | None, ...]:
-                tensors: list[Any] = [*ctx.flags, *[None] * len(d)]
-                for i, x in zip(saved, ctx.saved_tensors, strict=True):
-                    is_real = ctx.real and i >= n and x.dim() > d[i - n].dim()
-                    tensors[i] = torch.view_as_complex(x) if is_real else x
+                tensors = restored(ctx)
+                for i, x in enumerate(tensors[n:], n):
+                    if ctx.real and x is not None and x.dim() > d[i - n].dim():
+                        tensors[i] = torch.view_as_complex(x)
                 needs = ctx.needs_input_grad
                 of_d = [None if keep else x for x, keep in zip(d, is_kept, strict=True)]
                 # kernels have no derivative, so double backward, as under torch.func.grad, uses the adjoint
@@ -184,17 +204,39 @@ class Differentiable(Generic[In, Out]):
                 return mapped, (0,) * len(mapped)
 
             Function.vmap = staticmethod(vmap)  # type: ignore[method-assign]
+
+        # torch.compile takes no class with forward mode
+        class Dual(Function):
+            @staticmethod
+            def setup_context(ctx: Any, given: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+                Function.setup_context(ctx, given, output)
+                both = [*given, *output]
+                ctx.save_for_forward(*[both[i] for i in saved])
+
+            @staticmethod
+            def jvp(ctx: Any, *d: Any) -> tuple[Tensor | None, ...]:
+                assert tangent is not None
+                tensors = restored(ctx)
+                return tuple(tangent(self, inputs(*tensors[:n]), outputs(*tensors[n:]), inputs(*d)))
+
         # autograd reads the signature at every call, and computing it is slower than a small recurrence.
         # Also, torch.compile takes the first of *given for the context if the number of arguments is unknown
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         Function.forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in hints])  # type: ignore[attr-defined]
         self.outputs, self.forward, self.function = outputs, forward, Function
+        self.dual, self.fresh = None if tangent is None else Dual, fresh
         self.operators: tuple[Any, ...] = ()
         # `forward` itself cannot run under vmap
         self.mapped = plain is not None
 
     def __call__(self, given: In) -> Out:
         """Run the function, through autograd if necessary."""
+        if in_forward_mode() and not torch.compiler.is_compiling():
+            if self.dual is not None:
+                return self.outputs(*self.dual.apply(*given))
+            if not self.fresh and not transforms_active():
+                # torch operations have their own forward mode
+                return self.forward(given, False)
         if differentiated(*given) or (self.mapped and _transformed()):
             arguments = _distinct(given) if torch.compiler.is_compiling() else given
             return self.outputs(*self.function.apply(*arguments))

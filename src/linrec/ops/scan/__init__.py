@@ -106,7 +106,8 @@ def scan(
 
     `"auto"` uses the first entry that supports the call; an explicit mode or backend is used or refused. To
     stream, pass the state from call to call; a single step is a sequence of length 1. Double backward, as
-    under `torch.func.grad`, uses the torch backend.
+    under `torch.func.grad`, uses the torch backend. Every backend has forward mode: the tangent of a scan is
+    the scan dy_t = a_t * dy_{t-1} + (da_t * y_{t-1} + dx_t).
 
     Args:
         a: decay or transition of each step, broadcast against x: (b, t, c), (t, c), (b, t, 1), (c,), or a

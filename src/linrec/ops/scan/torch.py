@@ -90,10 +90,24 @@ def adjoint(given: Scan, kept: Values, d: Values, needs: Sequence[bool], *, bloc
     dx, dstate = _run(steps, d.last, blocked)
     if not needs[0]:
         return None, dx, dstate, None, None
-    first = entering(given.state, y, sums).unsqueeze(1)
-    before = [y[:, 1:].to(sums), first] if given.reverse else [first, y[:, :-1].to(sums)]
-    da = _cleared(dx * torch.cat(before, dim=1).conj(), steps.cut)
+    da = _cleared(dx * _before(given, y, sums).conj(), steps.cut)
     return da.sum_to_size(given.a.shape), dx, dstate, None, None
+
+
+def tangent(run: Callable[[Scan], Values], given: Scan, out: Values, d: Scan) -> Values:
+    """Return the derivative in forward mode, which is a scan: dy_t = a_t dy_{t-1} + (da_t y_{t-1} + dx_t)."""
+    y, sums = out.y, accumulation(out.y.dtype)
+    cut = None if given.reset is None else given.reset.unsqueeze(-1)
+    dx = _cleared(wide(d.a) * _before(given, y, sums), cut) + wide(d.x)
+    dy, dlast = run(Scan(wide(given.a), dx, d.state, given.reset, given.reverse))
+    return Values(_cast(dy, y.dtype), dlast)
+
+
+def _before(given: Scan, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return y_{t-1} of every step, in the direction of travel."""
+    first = entering(given.state, y, dtype).unsqueeze(1)
+    before = [y[:, 1:].to(dtype), first] if given.reverse else [first, y[:, :-1].to(dtype)]
+    return torch.cat(before, dim=1)
 
 
 def memory(given: Scan, keep: bool) -> tuple[Space, Space]:
@@ -115,10 +129,17 @@ def _adjoint_by_step(given: Scan, kept: Values, d: Values, needs: Sequence[bool]
 
 
 # plain functions, because torch.compile does not support `partial` here
-recurrent = Differentiable(Scan, Values, _forward_by_step, _adjoint_by_step, saves=_SAVED)
-in_blocks = Differentiable(Scan, Values, forward, adjoint, saves=_SAVED)
+recurrent = Differentiable(Scan, Values, _forward_by_step, _adjoint_by_step, saves=_SAVED, tangent=tangent)
+in_blocks = Differentiable(Scan, Values, forward, adjoint, saves=_SAVED, tangent=tangent)
 kernel = partial(
-    kernel_op, inputs=Scan, outputs=Values, memory=memory, again=adjoint, batch="x", saves=_SAVED
+    kernel_op,
+    inputs=Scan,
+    outputs=Values,
+    memory=memory,
+    again=adjoint,
+    batch="x",
+    saves=_SAVED,
+    tangent=tangent,
 )
 """Returns the kernels of a backend as a function; see `linrec.ops.core.kernel.kernel_op`."""
 
