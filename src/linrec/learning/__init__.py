@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown
+from linrec.learning.frozen_rls import FrozenRLS
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.windows import BPTT, TBPTT
@@ -22,6 +23,7 @@ __all__ = [
     "TBPTT",
     "DenseRTRL",
     "FocusedBackpropagation",
+    "FrozenRLS",
     "Learner",
     "Learnt",
     "OnlineLRU",
@@ -35,7 +37,7 @@ __all__ = [
 
 _LEARNERS: dict[str, type[Learner]] = {
     learner.name: learner
-    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997)
+    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997, FrozenRLS)
 }
 
 
