@@ -32,7 +32,7 @@ import torch
 
 from linrec import learning, mixers, ops
 from linrec.lab import streams, tasks
-from linrec.lab.bench import SUITES
+from linrec.lab.bench import STREAMS, SUITES
 from linrec.lab.report.scores import format_mean_and_spread
 from linrec.lab.train import recipe_names
 from linrec.lab.train.recipes import recipe_summary
@@ -397,6 +397,7 @@ def listing() -> str:
     """Recipes, suites, streams and learners in JSON, for the help that is printed without PyTorch."""
     recipes = {name: recipe_summary(name) for name in recipe_names()}
     suites = {name: ", ".join(entry.name for entry in entries) for name, entries in SUITES.items()}
+    suites["streams"] = ", ".join(entry.name for entry in STREAMS)
     suites["all"] = "the tasks of every suite"
     listed = {
         "recipes": recipes,

@@ -104,7 +104,7 @@ class FrozenRLS(Learner):
         y = y.double()
         w, P = memory["readout"].get("w"), memory["readout"].get("P")
         if w is None or P is None:
-            w, P = x.new_zeros(x.shape[2], y.shape[2]), self._first_P(x)
+            w, P = x.new_zeros(x.shape[2], y.shape[2]), self._fresh(x)
         fits = []
         for t in range(x.shape[1]):
             fits.append(x[:, t] @ w)
@@ -133,10 +133,10 @@ class FrozenRLS(Learner):
         P = (P + P.T) / 2
         trace = P.diagonal().sum()
         if not trace <= LARGEST * len(P) / self.ridge:
-            P = self._first_P(x)
+            P = self._fresh(x)
         return w + k @ e, P
 
-    def _first_P(self, x: Tensor) -> Tensor:
+    def _fresh(self, x: Tensor) -> Tensor:
         return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device) / self.ridge
 
     @contextmanager

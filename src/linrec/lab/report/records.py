@@ -48,7 +48,9 @@ class _Optim(TypedDict):
     lr: float
 
 
-class _Config(TypedDict):
+class _Config(TypedDict, total=False):
+    # a job of `linrec learn` has other fields, among them a stream
+    stream: str
     model: _Model
     optim: _Optim
 
@@ -62,7 +64,7 @@ class JobRecord(TypedDict):
     trial: str
     parameters: int | None
     state_size: int | None
-    metric: Literal["accuracy", "mse", "perplexity"]
+    metric: Literal["accuracy", "mse", "perplexity", "loss"]
     command: str
     config: _Config
 
@@ -213,6 +215,11 @@ def read_job(folder: Path) -> Stored:
         return Stored(folder, read_records(folder / RUN), job, outcome, _extra(folder / RUN))
     except RunFolderError as error:
         return Stored(folder, None, job, outcome, problem=str(error))
+
+
+def learns(config: Any) -> bool:
+    """Return whether a configuration, JSON as it was read, is of `linrec learn`."""
+    return isinstance(config, dict) and "stream" in config
 
 
 def read_perplexity(folder: Path) -> dict[str, Any] | None:

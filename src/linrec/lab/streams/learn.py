@@ -113,18 +113,20 @@ class LearnConfig:
         torch.manual_seed(self.seed)
         if self.language_model is not None:
             return LanguageModel(self._language_model())
-        return SequenceClassifier(
-            SequenceClassifierConfig(
-                n_outputs=stream.n_outputs,
-                vocab_size=stream.vocab_size,
-                n_features=stream.n_features,
-                d_model=self.d_model,
-                n_layers=self.n_layers,
-                mixer=self.mixer,
-                mixer_args=dict(self.mixer_args),
-                bidirectional=False,
-                pooling="none",
-            )
+        return SequenceClassifier(self.encoder(stream))
+
+    def encoder(self, stream: AnyStream) -> SequenceClassifierConfig:
+        """Return the configuration of a new encoder of the stream."""
+        return SequenceClassifierConfig(
+            n_outputs=stream.n_outputs,
+            vocab_size=stream.vocab_size,
+            n_features=stream.n_features,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            mixer=self.mixer,
+            mixer_args=dict(self.mixer_args),
+            bidirectional=False,
+            pooling="none",
         )
 
     def _language_model(self) -> ModelConfig:
@@ -162,6 +164,11 @@ class Learning:
     def steps(self) -> int:
         """Number of steps that the learner has seen."""
         return self.learner.steps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the learner carries from step to step."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.learner.memory))
 
     def _check_model(self) -> None:
         """Raise ConfigError unless a trained model takes the stream's inputs and predicts its targets."""
@@ -209,7 +216,7 @@ class Learning:
             "recoveries": recoveries(scores.curve, scores.width, regimes),
             "forgotten": forgotten(scores.curve, scores.width, regimes, untrained),
             "bounds": dict(self.stream.bounds),
-            "memory_bytes": sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.learner.memory)),
+            "memory_bytes": self.memory_bytes,
             "microseconds_per_step": self.seconds / max(1, self.steps) * 1e6,
         }
 
@@ -368,6 +375,7 @@ def _record(learning: Learning) -> dict[str, Any]:
         "loss": learning.scores.curve[-1],
         "fading": learning.scores.fading,
         "seconds": round(learning.seconds, 3),
+        "memory_bytes": learning.memory_bytes,
     }
 
 
