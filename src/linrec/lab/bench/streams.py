@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
+from linrec.errors import unknown
+from linrec.lab.bench.jobs import Job, sizes
 from linrec.lab.streams.learn import LearnConfig
+from linrec.lab.train import ConfigError
 
-__all__ = ["LEARNERS", "STREAMS", "StreamEntry", "stream_scores"]
+__all__ = ["LEARNERS", "STREAMS", "StreamEntry", "make_stream_jobs", "stream_scores"]
 
 LEARNERS: Mapping[str, Mapping[str, Any]] = {
     "tbptt(window=1)": {"learner": "tbptt", "learner_args": {"window": 1}},
@@ -26,8 +30,8 @@ COMMON: Mapping[str, Any] = {
     "mixer_args": {"r_min": 0.9, "r_max": 0.999},
     "chunk": 10,
     "rows": 8,
-    "window": 500,
-    "checkpoint_every": 4000,
+    "window": 250,
+    "checkpoint_every": 2000,
 }
 
 
@@ -51,7 +55,7 @@ class StreamEntry:
 
     name: str
     stream_args: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = 12_000
+    steps: int = 6000
 
     def config(self, learner: str, seed: int) -> LearnConfig:
         """Return the configuration of `linrec learn` for a learner, a key of `LEARNERS`."""
@@ -60,16 +64,48 @@ class StreamEntry:
 
 
 STREAMS = (
-    # three regimes each; the first returns where the stream allows
-    StreamEntry("add-memory", {"every": 4000}),
-    StreamEntry("delay-copy", {"every": 4000, "delays": (10, 20)}),
-    StreamEntry("text", {"every": 4000}),
-    StreamEntry("sines", {"every": 4000}),
-    StreamEntry("mackey-glass", {"every": 4000}),
+    # three regimes each, where the stream has regimes
+    StreamEntry("add-memory", {"every": 2000}),
+    StreamEntry("delay-copy", {"every": 2000, "delays": (10, 20)}),
+    StreamEntry("text", {"every": 2000}),
+    StreamEntry("sines", {"every": 2000}),
+    StreamEntry("mackey-glass", {"every": 2000}),
     StreamEntry("trace-patterning"),
-    # 20 frames a film
-    StreamEntry("bouncing-digits", {"films": 150}),
+    # 1500 frames of each set
+    StreamEntry("bouncing-digits", {"films": 75}),
 )
+
+
+def make_stream_jobs(
+    entries: Sequence[StreamEntry], learners: Sequence[str], seeds: Sequence[int], steps: int | None = None
+) -> list[Job]:
+    """Return the jobs of all streams, learners and seeds, beginning with all jobs of the first seed.
+
+    Args:
+        entries: entries of the suite.
+        learners: labels of learners, keys of `LEARNERS`; none is all.
+        seeds: integers of at least 0.
+        steps: steps of each stream; None is as the entries say.
+
+    Raises:
+        ConfigError: a label does not exist.
+
+    Example:
+        >>> from linrec.lab.bench import STREAMS
+        >>> [str(job.folder) for job in make_stream_jobs(STREAMS[:1], ["rtrl"], [0, 1])]
+        ['add-memory/rtrl/seed-0', 'add-memory/rtrl/seed-1']
+    """
+    for label in learners:
+        if label not in LEARNERS:
+            raise ConfigError(str(unknown("learner of the suite called", label, [*LEARNERS])))
+    jobs = []
+    for seed in seeds:
+        for entry in entries:
+            for label in dict.fromkeys(learners or LEARNERS):
+                config = entry.config(label, seed)
+                found = sizes(config.encoder(config.make_stream()))
+                jobs.append(Job(entry.name, label, seed, config, found, steps=steps or entry.steps))
+    return jobs
 
 
 def stream_scores(
@@ -77,8 +113,9 @@ def stream_scores(
 ) -> dict[str, Any]:
     """Return the scores of a run of `linrec learn`, without its curve.
 
-    Added are "at": memory in bytes and microseconds per step in the first window after step 1,000, and in the
-    last window.
+    Added are "at", memory in bytes and microseconds per step in the first window after step 1,000, and in the
+    last window; "recovery", the mean number of steps after a drift; and "retained", the mean over regimes
+    that return. A mean of nothing is None.
     """
     windows = [
         {
@@ -92,4 +129,13 @@ def stream_scores(
     ]
     early = next((place for place, window in enumerate(windows) if window["step"] >= EARLY), None)
     at = [] if early is None else [windows[early], windows[-1]]
-    return {name: value for name, value in result.items() if name != "curve"} | {"at": at}
+    kept = {name: value for name, value in result.items() if name != "curve"}
+    return kept | {
+        "at": at,
+        "recovery": _mean([found["steps"] for found in result["recoveries"]]),
+        "retained": _mean([found["retained"] for found in result["forgotten"]]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
