@@ -1,6 +1,7 @@
 """The suite `streams`: jobs of learners on streams, their rows, their page, and how they go on."""
 
 import json
+import shutil
 
 import pytest
 
@@ -21,7 +22,7 @@ from linrec.lab.bench.worker import run_job
 from linrec.lab.report import collect_runs
 from linrec.lab.report.records import read_stored
 from linrec.lab.streams.learn import learn
-from linrec.lab.train import ConfigError
+from linrec.lab.train import ConfigError, RunFolderError
 from tests.tiers import thorough
 
 ENTRIES = [
@@ -113,7 +114,7 @@ def test_means_are_of_drifts_and_of_returns():
     record = {"split": "stream", "loss": 1.0, "memory_bytes": 8}
     metrics = [record | {"step": step, "seconds": step / 1000} for step in (500, 1000, 1500)]
     result = {"curve": [1.0], "recoveries": [{"steps": 10}, {"steps": 20}], "forgotten": []}
-    found = stream_scores({}, metrics, result)
+    found = stream_scores(metrics, result)
     assert found["recovery"] == 15 and found["retained"] is None and "curve" not in found
     assert [part["step"] for part in found["at"]] == [1000, 1000]
     assert found["at"][0]["microseconds_per_step"] == pytest.approx(1000)
@@ -147,3 +148,17 @@ def test_the_command_runs_the_suite_and_skips_what_is_done(tmp_path, capsys):
     lines = (tmp_path / "out/rows.jsonl").read_text().splitlines()
     assert "--learners frozen_rls --tasks delay-copy" in json.loads(lines[0])["command"]
     assert run(["report", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    "file, field", [("job.json", "config"), ("run/result.json", "recoveries"), ("run/result.json", "bounds")]
+)
+def test_what_is_damaged_is_named(suite, tmp_path, file, field):
+    folder = tmp_path / "job"
+    shutil.copytree(suite[1][0], folder)
+    content = json.loads((folder / file).read_text())
+    content.pop("checksum")
+    content[field] = {"stream": "sines"} if field == "config" else 3
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match="d_model|mixer_args" if field == "config" else field):
+        make_rows([folder])

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from linrec.field_types import check_content
 from linrec.files import replacing
 from linrec.lab.bench.jobs import NAMED
 from linrec.lab.bench.streams import stream_scores
-from linrec.lab.report.records import Stored, learns, read_job, write_table
+from linrec.lab.report.records import Learnt, Stored, learns, read_job, write_table
 from linrec.lab.report.scores import score_of
 from linrec.lab.tasks.images import NOISES
 from linrec.lab.train.run import writing
@@ -108,7 +109,8 @@ def make_row(stored: Stored) -> dict[str, Any]:
     else:
         scores = {name: result.get(name, {}) for name in ("test", "validation")}
         if learns(config):
-            row |= {"stream": (of_stream := stream_scores(config, metrics, result))}
+            check_content(stored.path, result, Learnt)
+            row |= {"stream": (of_stream := stream_scores(metrics, result))}
             row["tokens_per_second"] = 1e6 * config["rows"] / of_stream["microseconds_per_step"]
             # each step is predicted before it is learnt, so its loss is a test
             scores = {split: {"loss": of_stream["loss"], "fading": of_stream["fading"]} for split in scores}

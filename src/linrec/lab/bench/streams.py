@@ -108,9 +108,7 @@ def make_stream_jobs(
     return jobs
 
 
-def stream_scores(
-    config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
-) -> dict[str, Any]:
+def stream_scores(metrics: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of a run of `linrec learn`, without its curve.
 
     Added are "at", memory in bytes and microseconds per step in the first window after step 1,000, and in the
@@ -125,7 +123,7 @@ def stream_scores(
             * (after["seconds"] - before["seconds"])
             / (after["step"] - before["step"]),
         }
-        for before, after in pairwise(metrics)
+        for before, after in pairwise(record for record in metrics if "memory_bytes" in record)
     ]
     early = next((place for place, window in enumerate(windows) if window["step"] >= EARLY), None)
     at = [] if early is None else [windows[early], windows[-1]]
@@ -137,5 +135,6 @@ def stream_scores(
     }
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
