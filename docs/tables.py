@@ -22,6 +22,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +33,7 @@ import torch
 
 from linrec import learning, mixers, ops
 from linrec.lab import streams, tasks
-from linrec.lab.bench import SUITES
-from linrec.lab.report.scores import format_mean_and_spread
+from linrec.lab.bench import STREAMS, SUITES
 from linrec.lab.train import recipe_names
 from linrec.lab.train.recipes import recipe_summary
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
@@ -41,6 +41,11 @@ from linrec.models.config import ARGUMENTS
 from linrec.nn.mixer import Mixer
 from linrec.ops.core.backends import Pair
 from linrec.ops.core.call import Call, Result, handling, unhandled
+
+# tests load this file by its path, so what lies beside it is not on the path of imports
+sys.path.insert(0, str(Path(__file__).parent))
+
+import stream_tables
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -304,16 +309,6 @@ def mixer_imports() -> str:
 PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
 
 
-def online_runs() -> str:
-    """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
-    losses: dict[str, list[float]] = {}
-    for line in (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines():
-        run = json.loads(line)
-        losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
-    rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
-    return markdown_table(("learner", "cross-entropy in nats", "seeds"), rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "families": family_tables,
@@ -321,11 +316,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "memories": memory_table,
     "tasks": task_table,
     "recipes": recipe_table,
-    "online_runs": online_runs,
     "irregular": irregular_table,
     "mixer_literal": mixer_literal,
     "mixers_with_dt": lambda: mixer_literal([name for name in mixers.names() if mixers.get(name).takes_dt]),
     "mixer_imports": mixer_imports,
+}
+TABLES |= {
+    name: functools.partial(lambda table: markdown_table(*table()), table)
+    for name, table in stream_tables.TABLES.items()
 }
 
 
@@ -397,6 +395,7 @@ def listing() -> str:
     """Recipes, suites, streams and learners in JSON, for the help that is printed without PyTorch."""
     recipes = {name: recipe_summary(name) for name in recipe_names()}
     suites = {name: ", ".join(entry.name for entry in entries) for name, entries in SUITES.items()}
+    suites["streams"] = ", ".join(entry.name for entry in STREAMS)
     suites["all"] = "the tasks of every suite"
     listed = {
         "recipes": recipes,

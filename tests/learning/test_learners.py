@@ -280,6 +280,7 @@ LEARNERS = [
     ("online_lru", "lru", {"mode": "full_rec"}),
     ("focused_backpropagation", "ind_rnn", {}),
     ("lstm_1997", "lstm", {}),
+    ("frozen_rls", "gru", {}),
 ]
 each_learner = pytest.mark.parametrize("name, mixer, options", LEARNERS)
 

@@ -224,6 +224,13 @@ MUTATIONS = (
         ("tests/generation/test_state_file.py",),
     ),
     Mutation(
+        "learning/frozen_rls.py",
+        "P = (P - k @ Px.T) / self.forgetting",
+        "P = P - k @ Px.T / self.forgetting",
+        "frozen_rls: the readout forgets nothing",
+        ("tests/learning/test_frozen_rls.py",),
+    ),
+    Mutation(
         "lab/report/scores.py",
         "statistics.stdev(values)",
         "statistics.pstdev(values)",

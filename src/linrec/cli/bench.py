@@ -20,7 +20,18 @@ from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
-from linrec.lab.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
+from linrec.lab.bench import (
+    STREAMS,
+    Entry,
+    Job,
+    StreamEntry,
+    get_suite,
+    make_jobs,
+    make_rows,
+    make_stream_jobs,
+    run_jobs,
+    write_rows,
+)
 from linrec.lab.bench.jobs import Sizes, equally_many, write_job
 from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import Standing, level, standings, validation_loss
@@ -28,6 +39,7 @@ from linrec.lab.bench.schedule import outcome_of
 from linrec.lab.bench.variants import split_list
 from linrec.lab.report.records import JOB
 from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
+from linrec.lab.streams.learn import LearnConfig
 from linrec.lab.train.fabric import program
 from linrec.rules import at_least
 
@@ -42,15 +54,27 @@ def run(words: list[str]) -> int:
     options = parse(BenchOptions, _spread(words), "linrec bench")
     out = options.out or Path("bench") / options.suite
     with one_line_errors():
-        entries = {entry.name: entry for entry in get_suite(options.suite)}
+        is_streams = options.suite == "streams"
+        entries: dict[str, Entry | StreamEntry] = {
+            entry.name: entry for entry in (STREAMS if is_streams else get_suite(options.suite))
+        }
         given = [_data(word) for word in options.data]
         for task in (*options.tasks, *(task for task, _ in given)):
             if task not in entries:
                 raise unknown(f"task of suite {options.suite!r} called", task, entries)
         _check(options)
-        entries |= {task: entries[task].reading(path) for task, path in given}
-        chosen = [entries[task] for task in entries if task in options.tasks or not options.tasks]
-    jobs = make_jobs(chosen, options.mixers, options.seeds, parameters=options.parameters)
+        paths = dict(given)
+        chosen = [entry for name, entry in entries.items() if name in options.tasks or not options.tasks]
+        trained = [
+            entry.reading(paths[entry.name]) if entry.name in paths else entry
+            for entry in chosen
+            if isinstance(entry, Entry)
+        ]
+    if is_streams:
+        streams = [entry for entry in chosen if isinstance(entry, StreamEntry)]
+        jobs = make_stream_jobs(streams, options.learners, options.seeds, options.steps)
+    else:
+        jobs = make_jobs(trained, options.mixers, options.seeds, parameters=options.parameters)
     # messages of failed jobs may contain square brackets, which rich would read as markup
     console = Console(width=None if sys.stdout.isatty() else 80, markup=False)
     _show_models(console, jobs, options.parameters)
@@ -125,12 +149,12 @@ class _Suite:
     def best(self, trials: Sequence[Job]) -> float:
         """Return the learning rate of the lowest validation loss, or the middle rate if no trial ended."""
         losses = {
-            trial.config.optim.lr: validation_loss(row)
+            trial.lr: validation_loss(row)
             for trial, row in zip(trials, make_rows([self._out / t.folder for t in trials]), strict=True)
             if row["status"] == "done"
         }
         if not losses:
-            return trials[len(trials) // 2].config.optim.lr
+            return trials[len(trials) // 2].lr
         return min(losses, key=lambda lr: losses[lr])
 
     def _ended(self, folder: Path) -> None:
@@ -151,8 +175,11 @@ class _Suite:
         self._console.print(printable(told), highlight=False)
 
     def _command(self, job: Job) -> str:
-        rate = ["--lrs", f"{job.config.optim.lr:g}"] if job.trial else []
-        words = [self._options.suite, "--mixers", job.mixer, "--tasks", job.task, "--seeds", str(job.seed)]
+        rate = ["--lrs", f"{job.lr:g}"] if job.trial else []
+        compared = "--mixers" if job.steps is None else "--learners"
+        words = [self._options.suite, compared, job.mixer, "--tasks", job.task, "--seeds", str(job.seed)]
+        if isinstance(job.config, LearnConfig):
+            return shlex.join([*program(), "bench", *words, "--steps", str(job.steps), *rate])
         path = getattr(job.config.task, "path", None)
         data = ["--data", f"{job.task}={path}"] if path is not None else []
         size = ["--parameters", str(job.sizes.parameters)] if job.sizes else []
@@ -160,7 +187,7 @@ class _Suite:
 
 
 def _rates(job: Job, factors: Sequence[float]) -> list[float]:
-    return [job.config.optim.lr * factor for factor in factors]
+    return [job.lr * factor for factor in factors]
 
 
 def _data(word: str) -> tuple[str, Path]:
@@ -176,7 +203,7 @@ def _spread(words: Sequence[str]) -> list[str]:
     listed = False
     for word in words:
         option, equals, value = word.partition("=")
-        if option in ("--mixers", "--tasks"):
+        if option in ("--mixers", "--learners", "--tasks"):
             listed = True
             spread += [option, *split_list(value)] if equals else [option]
         else:
@@ -186,7 +213,15 @@ def _spread(words: Sequence[str]) -> list[str]:
 
 
 def _check(options: BenchOptions) -> None:
-    if not options.mixers:
+    streams = options.suite == "streams"
+    if streams and (options.mixers or options.parameters or options.data):
+        raise ValueError(
+            "suite 'streams' compares learners, and takes no `--mixers`, `--parameters` or `--data`. Pass "
+            "`--learners`, or train on a stream with `linrec learn`."
+        )
+    if not streams and (options.learners or options.steps):
+        raise ValueError("`--learners` and `--steps` are for suite 'streams'. Leave them out.")
+    if not streams and not options.mixers:
         raise ValueError("`--mixers` needs at least one name, such as --mixers gate_loop gla attention.")
     if not options.seeds or min(options.seeds) < 0:
         raise ValueError(f"`--seeds` must be integers of at least 0; got {list(options.seeds)}.")
@@ -195,7 +230,11 @@ def _check(options: BenchOptions) -> None:
     for name, given in (("--seeds", options.seeds), ("--lrs", options.lrs)):
         if len(set(given)) < len(given):
             raise ValueError(f"`{name}` must be different; got {list(given)}.")
-    counts: dict[str, Any] = {"--workers": options.workers, "--parameters": options.parameters}
+    counts: dict[str, Any] = {
+        "--workers": options.workers,
+        "--parameters": options.parameters,
+        "--steps": options.steps,
+    }
     at_least(1, or_none=True, **counts)
     if options.budget is not None and not options.budget > 0:
         raise ValueError(f"`--budget` must be above 0 minutes; got {options.budget:g}.")
@@ -215,12 +254,12 @@ def _show_models(console: Console, jobs: Sequence[Job], parameters: int | None) 
     for job in first:
         shown = [job.ended[0]] if job.ended else []
         if job.sizes:
-            shown = [f"{job.config.model.d_model:,}", f"{job.sizes.parameters:,}", _state(job.sizes)]
+            shown = [f"{job.d_model:,}", f"{job.sizes.parameters:,}", _state(job.sizes)]
         table.add_row(job.task, _in_lines(job.mixer, room), *shown)
     console.print(table)
     of_task: dict[str, int] = {}
     for job in first:
-        if job.sizes:
+        if job.sizes and job.steps is None:
             wanted = of_task.setdefault(job.task, parameters or job.sizes.parameters)
             if not equally_many(wanted, job.sizes.parameters):
                 sentence = f"{job.sizes.parameters:,} parameters; no width comes nearer to {wanted:,}"

@@ -175,6 +175,8 @@ class ReportOptions:
 class BenchOptions:
     """Compare mixers on the tasks of a suite, with equal parameters, equal steps and several seeds.
 
+    The suite `streams` compares learners on streams instead.
+
     Args:
         suite: name of the suite, which lists the tasks.
         mixers: names of mixers, or import paths of your own such as my_package.my_module:MyMixer. Arguments
@@ -190,11 +192,13 @@ class BenchOptions:
         lrs: learning rates to try instead of the sweep's.
         budget: minutes after which no more jobs are started.
         workers: number of jobs to run at the same time; more than 1 needs Ray.
+        learners: learners of the suite `streams`, such as rtrl; by default all.
+        steps: steps of each stream; by default those of the suite.
         out: folder of the suite; by default bench/SUITE. Jobs that are done there are not run again.
     """
 
     suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
-    mixers: tuple[str, ...]
+    mixers: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -203,6 +207,8 @@ class BenchOptions:
     lrs: tuple[float, ...] = ()
     budget: float | None = None
     workers: int = 1
+    learners: tuple[str, ...] = ()
+    steps: int | None = None
     out: Path | None = None
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown, unknown_argument
+from linrec.learning.frozen_rls import FrozenRLS
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.windows import BPTT, TBPTT
@@ -24,6 +25,7 @@ __all__ = [
     "TBPTT",
     "DenseRTRL",
     "FocusedBackpropagation",
+    "FrozenRLS",
     "Learner",
     "Learnt",
     "OnlineLRU",
@@ -37,7 +39,7 @@ __all__ = [
 
 _LEARNERS: dict[str, type[Learner]] = {
     learner.name: learner
-    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997)
+    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997, FrozenRLS)
 }
 
 

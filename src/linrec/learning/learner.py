@@ -112,6 +112,7 @@ class Learner(ABC):
         chunk_only: why the learner has no `step`; None for learners that have.
         memory: a dict of trees of tensors (b, ..), carried from step to step: "state" is the model's state.
             None before the first step. Values may be replaced.
+        shared: names of entries of the memory that all rows share; `reset` with `rows` leaves them.
         steps: number of steps seen.
         updates: number of updates of the parameters.
 
@@ -121,6 +122,7 @@ class Learner(ABC):
 
     name: ClassVar[str]
     chunk_only: ClassVar[str | None] = None
+    shared: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,
@@ -268,12 +270,14 @@ class Learner(ABC):
                 f"`rows` must be bool of shape (batch,) = ({n_rows},); got {rows.dtype} {tuple(rows.shape)}. "
                 "Pass one flag per stream."
             )
-        fresh = iter(leaves(self.first_memory(n_rows, rows.device)))
+        own = {name: tree for name, tree in self.memory.items() if name not in self.shared}
+        first = self.first_memory(n_rows, rows.device)
+        fresh = iter(leaves({name: first[name] for name in own}))
 
         def renewed(tensor: Tensor) -> Tensor:
             return torch.where(rows.reshape(-1, *[1] * (tensor.dim() - 1)), next(fresh), tensor)
 
-        self.memory = map_tree(renewed, self.memory)
+        self.memory = self.memory | map_tree(renewed, own)
 
     @property
     def n_rows(self) -> int | None:

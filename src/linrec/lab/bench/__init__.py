@@ -9,17 +9,22 @@ from linrec.lab.bench.jobs import Job, make_jobs
 from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import make_rows, write_rows
 from linrec.lab.bench.schedule import run_jobs
+from linrec.lab.bench.streams import LEARNERS, STREAMS, StreamEntry, make_stream_jobs
 from linrec.lab.bench.suites import SUITES, Entry, get_suite
 from linrec.lab.bench.variants import Variant, parse_variant
 
 __all__ = [
+    "LEARNERS",
+    "STREAMS",
     "SUITES",
     "Entry",
     "Job",
+    "StreamEntry",
     "Variant",
     "get_suite",
     "make_jobs",
     "make_rows",
+    "make_stream_jobs",
     "parse_variant",
     "run_jobs",
     "write_page",

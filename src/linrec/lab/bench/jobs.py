@@ -16,7 +16,8 @@ from linrec.field_types import read_content
 from linrec.files import make_subfolder
 from linrec.lab.bench.suites import Entry
 from linrec.lab.bench.variants import Variant, folder_name, parse_variant
-from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord
+from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
+from linrec.lab.streams.learn import LearnConfig
 from linrec.lab.tasks.base import judged_by
 from linrec.lab.train import ConfigError, TrainConfig
 from linrec.lab.train.config import config_from_dict, config_to_dict
@@ -70,21 +71,25 @@ class Job:
 
     Args:
         task: name of the suite's entry.
-        mixer: label of the mixer's variant: the mixer's name with its explicit arguments.
-        seed: seed of initialisation, batch order and dropout; the data are the same for all seeds.
+        mixer: label of the mixer's variant: the mixer's name with its explicit arguments. On a stream, label
+            of the learner.
+        seed: seed of initialisation, batch order and dropout; the data are the same for all seeds. On a
+            stream, seed of the stream too.
         config: the training configuration.
         sizes: sizes of the model; None if the model cannot be built or depends on missing data.
         trial: name of the learning rate that is tried; "" outside a learning rate sweep.
         ended: status and message of a job that cannot start for lack of data or of a model; None otherwise.
+        steps: steps of the stream; None for a job that trains.
     """
 
     task: str
     mixer: str
     seed: int
-    config: TrainConfig
+    config: TrainConfig | LearnConfig
     sizes: Sizes | None
     trial: str = ""
     ended: tuple[str, str] | None = None
+    steps: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -98,17 +103,34 @@ class Job:
     @property
     def described(self) -> dict[str, Any]:
         """The values of the fields in `NAMED`."""
-        found = (*(self.sizes[:2] if self.sizes else (None, None)), judged_by(self.config.task))
-        return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
+        if isinstance(self.config, LearnConfig):
+            metric = "loss" if self.config.make_stream().vocab_size else "mse"
+        else:
+            metric = judged_by(self.config.task)
+        found = (*(self.sizes[:2] if self.sizes else (None, None)), metric)
+        named = dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
+        return named if self.steps is None else named | {"steps": self.steps}
+
+    @property
+    def d_model(self) -> int:
+        """Width of the model."""
+        return self.config.d_model if isinstance(self.config, LearnConfig) else self.config.model.d_model
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self.config.lr if isinstance(self.config, LearnConfig) else self.config.optim.lr
 
     def at(self, lr: float) -> "Job":
         """Return a copy of the job with another learning rate, as a trial of a sweep."""
-        config = self.config
+        config, trial = self.config, f"lr-{lr:g}"
+        if isinstance(config, LearnConfig):
+            return dataclasses.replace(self, config=dataclasses.replace(config, lr=lr), trial=trial)
         factor = lr / config.optim.lr
         # parameters with their own learning rate keep its ratio to the common rate
         transition_lr = None if config.optim.transition_lr is None else config.optim.transition_lr * factor
         optim = dataclasses.replace(config.optim, lr=lr, transition_lr=transition_lr)
-        return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=f"lr-{lr:g}")
+        return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=trial)
 
 
 def make_jobs(
@@ -192,11 +214,16 @@ def _unbuilt(error: Exception) -> str:
 def _is_same(stored: dict[str, Any], wanted: dict[str, Any], *, trusted: Collection[str]) -> bool:
     """Return whether a stored job is the wanted job; fields that the stored job lacks have their defaults."""
     try:
-        config = config_to_dict(config_from_dict(stored["config"], trust_code=trusted))
-    except ConfigError:
+        of = stored["config"]
+        config = _plain(LearnConfig(**of) if learns(of) else config_from_dict(of, trust_code=trusted))
+    except (ConfigError, TypeError):
         return False
     described = {**stored, "config": json.loads(json.dumps(config))}
     return all(described.get(name) == wanted[name] for name in wanted)
+
+
+def _plain(config: TrainConfig | LearnConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config) if isinstance(config, LearnConfig) else config_to_dict(config)
 
 
 def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
@@ -207,7 +234,7 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     """
     folder = out / job.folder
     # the round trip through JSON turns tuples into lists, as in the stored file
-    wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
+    wanted = json.loads(json.dumps({**job.described, "config": _plain(job.config)}))
     # a job that never started may be overwritten: its configuration may change once its data or model exist
     stored = None if _never_began(folder) else read_content(folder / JOB, JobRecord)
     if stored is not None:

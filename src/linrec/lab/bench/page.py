@@ -17,12 +17,24 @@ from linrec.lab.bench.rows import Standing, level, standings
 from linrec.lab.bench.variants import short
 from linrec.lab.report import style
 from linrec.lab.report.pages import Picture, render
+from linrec.lab.report.records import learns
 from linrec.lab.report.scores import FORMATS, better, mean_and_spread
 
 PAGE = "report.html"
 PICTURES = "pictures"
 NUMBERS = ("score", "±", "chance", "trivial", "longest", "seeds", "parameters", "state", "tokens/s", "MiB")
 HEAD = ("task", "mixer", *NUMBERS[:2], "metric", *NUMBERS[2:], "job")
+STREAM_NUMBERS = (
+    *("loss", "±", "at the end", "bound", "recovery", "retained", "seeds", "parameters", "KiB carried"),
+    *("KiB in a chunk", "µs/step early", "µs/step late"),
+)
+STREAM_HEAD = ("stream", "learner", *STREAM_NUMBERS[:2], "metric", *STREAM_NUMBERS[2:], "job")
+ON_STREAMS = (
+    "Loss is the mean over the stream, each step predicted before it is learnt. Bound is the loss of a "
+    "predictor without memory. Recovery counts the steps after a drift until the loss is within a tenth of "
+    "where the regime ends, and retained is the share of what was learnt that is left when a regime returns. "
+    "Early is at step 1,000."
+)
 # line styles of the baselines
 LEVELS = {"chance": "--", "trivial_score": ":"}
 AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
@@ -61,6 +73,9 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     if left := sum(row["status"] == "not run" for row in rows):
         sentences.append(f"Jobs that have not been run: {left}; the command of the suite runs them.")
     sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
+    of_streams = bool(rows) and all(learns(row["config"]) for row in rows)
+    if of_streams:
+        sentences.append(ON_STREAMS)
     page = render(
         "suite.html",
         title=title,
@@ -69,9 +84,12 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
         of_all=len(rows),
         devices=", ".join(devices),
         sentences=sentences,
-        head=HEAD,
-        numbers=NUMBERS,
-        leaderboard=[_line(standing, rows) for standing in table],
+        head=STREAM_HEAD if of_streams else HEAD,
+        numbers=STREAM_NUMBERS if of_streams else NUMBERS,
+        leaderboard=[
+            _line(standing, _stream_cells(standing) if of_streams else _cells(standing, rows))
+            for standing in table
+        ],
         pictures=drawn,
     )
     write_text(out / PAGE, page)
@@ -100,11 +118,18 @@ def _number(value: float | None, form: str = "", after: str = "", missing: str =
     return _Cell(missing) if value is None else _Cell(f"{format(value, form)}{after}", value=value)
 
 
-def _line(standing: Standing, of_all: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _line(standing: Standing, cells: Sequence[_Cell]) -> dict[str, Any]:
     """Return the values of a line of the leaderboard, for the template."""
+    first = (standing.rows or standing.failed)[0]
+    told = {"task": standing.task, "mixer": standing.mixer, "seed": first["seed"], "cells": cells}
+    return {**told, "command": first["command"], "config": json.dumps(first["config"], indent=1)}
+
+
+def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> list[_Cell]:
+    """Return the cells of a mixer on a task."""
     chance, trivial = (level(of_all, standing.task, name) for name in ("chance", "trivial_score"))
     scores, rows, form = standing.scores, standing.rows, FORMATS[standing.metric]
-    first, spread, longest = (rows or standing.failed)[0], None, _Cell("")
+    spread, longest = None, _Cell("")
     if rows:
         score, spread = mean_and_spread(scores)
         reached = _number(score, form)
@@ -115,7 +140,7 @@ def _line(standing: Standing, of_all: Sequence[dict[str, Any]]) -> dict[str, Any
     if by_length := standing.probes.get("length"):
         length, of_length = max(by_length.items())
         longest = _number(mean_and_spread(of_length).mean, form, after=f" at {length:,}")
-    cells = [
+    return [
         reached,
         _number(spread, form, missing="1 seed" if len(rows) == 1 else ""),
         _Cell(standing.metric, "", None),
@@ -128,8 +153,34 @@ def _line(standing: Standing, of_all: Sequence[dict[str, Any]]) -> dict[str, Any
         _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),
         _number(_mean([_memory(row) for row in rows]), ",.0f"),
     ]
-    told = {"task": standing.task, "mixer": standing.mixer, "seed": first["seed"], "cells": cells}
-    return {**told, "command": first["command"], "config": json.dumps(first["config"], indent=1)}
+
+
+def _stream_cells(standing: Standing) -> list[_Cell]:
+    """Return the cells of a learner on a stream."""
+    rows, form = standing.rows, FORMATS[standing.metric]
+    if not rows:
+        reached = _Cell(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
+        return [reached, *(_Cell("") for _ in range(len(STREAM_HEAD) - 4))]
+    found, (score, spread) = [row["stream"] for row in rows], mean_and_spread(standing.scores)
+    bound = level(rows, standing.task, "trivial_score")
+    chunks = [row["speed_by_length"][0]["step_bytes"] if row["speed_by_length"] else None for row in rows]
+    speeds = [[row["at"][place]["microseconds_per_step"] for row in found if row["at"]] for place in (0, -1)]
+    return [
+        _number(score, form)._replace(
+            kind="number soft" if bound is not None and score > bound else "number"
+        ),
+        _number(spread, form, missing="1 seed"),
+        _Cell(standing.metric, "", None),
+        _number(_mean([row["fading"] for row in found]), form),
+        _number(bound, form),
+        _number(_mean([row["recovery"] for row in found]), ",.0f"),
+        _number(_mean([row["retained"] for row in found]), ".2f"),
+        _number(len(rows), "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
+        _number(standing.parameters, ",d"),
+        _number(_mean([row["memory_bytes"] / 1024 for row in found]), ",.1f"),
+        _number(_mean([None if most is None else most / 1024 for most in chunks]), ",.0f"),
+        *(_number(_mean(speed), ",.0f") for speed in speeds),
+    ]
 
 
 def _memory(row: dict[str, Any]) -> float | None:
@@ -163,6 +214,8 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
     # the perplexity of the trivial predictor is many times that of a model
     levels = metric != "perplexity"
     and_levels = f" {AND_LEVELS}" * levels
+    if "stream" in rows[0]:
+        return [_stream_drawing(task, shown, rows[0]["stream"], metric)]
     if any(row["curve"] for row in rows):
         # perplexity is a function of the loss, so the loss panel is enough
         panels = [_Panel(_curve(1), "step", "validation loss")]
@@ -212,6 +265,33 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
         drawing._replace(name=f"{task.replace('/', '-')}-{drawing.name}", title=f"{task}: {drawing.title}")
         for drawing in found
     ]
+
+
+def _stream_drawing(task: str, shown: Sequence[Standing], scored: dict[str, Any], metric: str) -> Drawing:
+    """Return the drawing of losses over time, with the drifts and the bounds of the stream."""
+    panel = _Panel(_curve(1), "step", f"{metric} in windows", log=metric == "mse")
+    figure = _figure(shown, [panel])
+    (axes,) = figure.axes
+    for start, _ in scored["regimes"][1:]:
+        axes.axvline(start, color=style.GREY, linestyle=":", linewidth=1)
+    for name, loss in scored["bounds"].items():
+        axes.axhline(loss, color=style.GREY, linestyle="--", linewidth=1)
+        axes.annotate(
+            name,
+            (1, loss),
+            xycoords=("axes fraction", "data"),
+            horizontalalignment="right",
+            verticalalignment="bottom",
+            fontsize=style.LETTERS - 2,
+            color=style.GREY,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+        )
+    drifts = " Dotted lines are drifts." if len(scored["regimes"]) > 1 else ""
+    caption = (
+        f"Loss before learning: mean over seeds, and lowest to highest.{drifts} Dashed lines are bounds of "
+        "the first seed's stream."
+    )
+    return Drawing(f"{task}-curves", f"{task}: loss over time", caption, figure)
 
 
 Draw = Callable[[Axes, Standing, int], None]

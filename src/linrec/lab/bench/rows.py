@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from linrec.field_types import check_content
 from linrec.files import replacing
 from linrec.lab.bench.jobs import NAMED
-from linrec.lab.report.records import Stored, read_job, write_table
+from linrec.lab.bench.streams import stream_scores
+from linrec.lab.report.records import Learnt, Stored, learns, read_job, write_table
 from linrec.lab.report.scores import score_of
 from linrec.lab.tasks.images import NOISES
 from linrec.lab.train.run import writing
@@ -68,23 +70,26 @@ def make_row(stored: Stored) -> dict[str, Any]:
     assert stored.job is not None
     job = stored.job
     outcome = stored.outcome or {"status": "not run", "message": "", "peak_bytes": None}
+    config = job["config"]
+    model = config if learns(config) else config["model"]
     row = {
         **{name: job[name] for name in NAMED},
         "status": outcome["status"],
         "message": outcome["message"],
-        "mixer_args": job["config"]["model"]["mixer_args"],
-        "d_model": job["config"]["model"]["d_model"],
-        "lr": job["config"]["optim"]["lr"],
+        "mixer_args": model["mixer_args"],
+        "d_model": model["d_model"],
+        "lr": (config if learns(config) else config["optim"])["lr"],
         "peak_bytes": outcome["peak_bytes"],
         **{name: outcome.get(name) for name in MEASURED},
         "folder": str(stored.folder),
         "command": job["command"],
-        "config": job["config"],
+        "config": config,
     }
     if stored.records is None:
         return row | _lost(row, stored.problem)
     _, about, metrics, result = stored.records
-    trained = [record for record in metrics if record["split"] == "train"]
+    shown, given = ("stream", "stream") if learns(config) else ("train", "validation")
+    trained = [record for record in metrics if record["split"] == shown]
     speed = [record["tokens_per_second"] for record in trained if "tokens_per_second" in record]
     row |= {
         "steps": trained[-1]["step"] if trained else 0,
@@ -92,7 +97,7 @@ def make_row(stored: Stored) -> dict[str, Any]:
         "curve": [
             [record["step"], record["loss"], record.get("accuracy")]
             for record in metrics
-            if record["split"] == "validation" and "loss" in record
+            if record["split"] == given and "loss" in record
         ],
         **{name: about.get(name) for name in ("commit", "device", "versions")},
     }
@@ -103,6 +108,12 @@ def make_row(stored: Stored) -> dict[str, Any]:
         row |= _lost(row, f"{stored.path} has no result; run the job again.")
     else:
         scores = {name: result.get(name, {}) for name in ("test", "validation")}
+        if learns(config):
+            check_content(stored.path, result, Learnt)
+            row |= {"stream": (of_stream := stream_scores(metrics, result))}
+            row["tokens_per_second"] = 1e6 * config["rows"] / of_stream["microseconds_per_step"]
+            # each step is predicted before it is learnt, so its loss is a test
+            scores = {split: {"loss": of_stream["loss"], "fading": of_stream["fading"]} for split in scores}
         row |= {"seconds": result.get("seconds"), **scores, "probes": result.get("probes", {})}
         scored = score_of(row["metric"], scores)
         if scored is None:

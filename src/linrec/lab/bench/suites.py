@@ -206,6 +206,8 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
 def get_suite(name: str) -> tuple[Entry, ...]:
     """Return the entries of a suite; "all" has the entries of all suites.
 
+    The entries of suite "streams" are `STREAMS`, because they do not train on tasks.
+
     Args:
         name: a key of `SUITES`, or "all".
 
@@ -219,5 +221,5 @@ def get_suite(name: str) -> tuple[Entry, ...]:
     if name == "all":
         return tuple({entry.name: entry for suite in SUITES.values() for entry in suite}.values())
     if name not in SUITES:
-        raise unknown("suite", name, [*SUITES, "all"])
+        raise unknown("suite", name, [*SUITES, "streams", "all"])
     return SUITES[name]

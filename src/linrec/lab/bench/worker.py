@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ from linrec.errors import memory_error
 from linrec.field_types import read_content
 from linrec.files import locked
 from linrec.lab.bench.jobs import FAILED, NO_DATA, first_line, without_data
-from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord
+from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
+from linrec.lab.streams.learn import LearnConfig, Learning, learn
 from linrec.lab.tasks import Batch, PairedTask, Task, judged_by
 from linrec.lab.train import DivergedError, InterruptedRunError, Progress, TrainConfig, fit, load_run
 from linrec.lab.train.config import config_from_dict
 from linrec.lab.train.data import on_device
 from linrec.lab.train.fabric import make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
+from linrec.lab.train.records import Result
 from linrec.lab.train.run import write_json
 from linrec.lab.train.step import Objective, train_step
 from linrec.mixers import Mixer
@@ -64,6 +66,12 @@ def run_job(folder: Path) -> str:
     try:
         # a run that was interrupted before it wrote its configuration starts anew
         resume = (run / "config.json").exists()
+        if learns(job["config"]):
+            stream = LearnConfig(**job["config"])
+            command, steps = job["command"], job["steps"]
+            found = learn(stream, run, steps=steps, resume=resume, command=command, told=_tell_window)
+            measure = functools.partial(_measured_learning, stream, found["bounds"])
+            return _ended(folder, "done", "", measure)
         # trusted, because the user named the code in the command that wrote job.json
         config = config_from_dict(job["config"], trust_code=True)
         if resume:
@@ -84,21 +92,47 @@ def run_job(folder: Path) -> str:
         message = first_line(error)
         if status == FAILED:
             traceback.print_exc()
+    after = functools.partial(_measured_training, config, result) if status == "done" else None
+    return _ended(folder, status, message, after)
+
+
+def _ended(folder: Path, status: str, message: str, measure: Callable[[dict[str, Any]], None] | None) -> str:
+    """Write `outcome.json` and return the status; `measure` adds the fields that are measured afterwards."""
     outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
     write_json(folder / OUTCOME, outcome)
-    if status == "done":
+    if measure is not None:
         # a failure here leaves the job "done", because the model is trained and scored
         try:
-            task = config.task.prepared()
-            outcome |= _levels(task)
-            config = dataclasses.replace(config, task=task)
-            outcome["state_elements"] = state_elements(config)
-            speed = result.steps_per_second * config.loop.batch_size
-            outcome["speed_by_length"] = speed_by_length(config, sequences_per_second=speed)
+            measure(outcome)
         except Exception:
             traceback.print_exc()
         write_json(folder / OUTCOME, outcome)
     return status
+
+
+def _measured_training(config: TrainConfig, result: Result, outcome: dict[str, Any]) -> None:
+    task = config.task.prepared()
+    outcome |= _levels(task)
+    config = dataclasses.replace(config, task=task)
+    outcome["state_elements"] = state_elements(config)
+    speed = result.steps_per_second * config.loop.batch_size
+    outcome["speed_by_length"] = speed_by_length(config, sequences_per_second=speed)
+
+
+def _measured_learning(config: LearnConfig, bounds: Mapping[str, float], outcome: dict[str, Any]) -> None:
+    """Measure a chunk: its speed and its memory, without model, optimiser and the learner's memory."""
+    learning = Learning(config)
+    outcome |= {"chance": None, "trivial_score": next(iter(bounds.values()), None)}
+    # warm up: the optimiser's state
+    learning.advance(config.chunk)
+    start, learned = time.perf_counter(), 0
+    while time.perf_counter() - start < STEP_SECONDS:
+        learning.advance(config.chunk)
+        learned += config.rows * config.chunk
+    speed = learned / (time.perf_counter() - start)
+    step_bytes = _step_bytes(lambda: learning.advance(config.chunk), learning.device)
+    found = {"length": config.chunk, "batch_size": config.rows, "tokens_per_second": speed}
+    outcome["speed_by_length"] = [{**found, "step_bytes": step_bytes}]
 
 
 def _levels(task: Task) -> dict[str, float | None]:
@@ -112,6 +146,10 @@ def _levels(task: Task) -> dict[str, float | None]:
 def _tell(progress: Progress) -> None:
     if progress.logged:
         print(f"step {progress.step}/{progress.total_steps}, loss {progress.loss:.4g}", flush=True)
+
+
+def _tell_window(learning: Learning) -> None:
+    print(f"step {learning.steps}, loss {learning.scores.curve[-1]:.4g}", flush=True)
 
 
 def _peak_bytes() -> dict[str, Any]:
@@ -222,7 +260,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
     return {"tokens_per_second": tokens / statistics.median(seconds), "step_bytes": step_bytes}
 
 
-def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
+def _step_bytes(step: Callable[[], object], device: torch.device) -> int | None:
     """Return the peak memory that a step allocates, in bytes, or None if torch does not track it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from linrec.generation import stream
-from linrec.lab.report.records import CURVES, ROWS, Stored, read_stored, write_table
+from linrec.lab.report.records import CURVES, ROWS, Stored, learns, read_stored, write_table
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import Run, RunFolderError
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
@@ -133,6 +133,8 @@ def _kept(run: Stored, trust_code: bool) -> Stored:
     if run.lost:
         raise RunFolderError(run.problem)
     if run.records is None or SAMPLE in run.extra or not _has_weights(run.path):
+        return run
+    if learns(run.records.config):
         return run
     parsed = run_of(run.path, run.records, trust_code=trust_code)
     if not is_language_model(parsed):

@@ -48,9 +48,38 @@ class _Optim(TypedDict):
     lr: float
 
 
-class _Config(TypedDict):
+class _Training(TypedDict):
     model: _Model
     optim: _Optim
+
+
+class _Learning(TypedDict):
+    stream: str
+    mixer_args: dict[str, Any]
+    d_model: int
+    lr: float
+    rows: int
+
+
+class _Recovery(TypedDict):
+    steps: int
+
+
+class _Return(TypedDict):
+    retained: float | None
+
+
+class Learnt(TypedDict):
+    """The fields of `result.json` of `linrec learn` that readers rely on."""
+
+    loss: float | None
+    fading: float | None
+    regimes: list[list[Any]]
+    recoveries: list[_Recovery]
+    forgotten: list[_Return]
+    bounds: dict[str, float]
+    memory_bytes: int
+    microseconds_per_step: float
 
 
 class JobRecord(TypedDict):
@@ -62,9 +91,9 @@ class JobRecord(TypedDict):
     trial: str
     parameters: int | None
     state_size: int | None
-    metric: Literal["accuracy", "mse", "perplexity"]
+    metric: Literal["accuracy", "mse", "perplexity", "loss"]
     command: str
-    config: _Config
+    config: dict[str, Any]
 
 
 class _Peak(TypedDict):
@@ -209,10 +238,16 @@ def read_job(folder: Path) -> Stored:
     job, outcome = read_content(folder / JOB, JobRecord), read_content(folder / OUTCOME, Outcome)
     if job is None:
         raise RunFolderError(f"{folder} is no job of linrec bench: it has no {JOB}.")
+    _check_config(folder / JOB, job)
     try:
         return Stored(folder, read_records(folder / RUN), job, outcome, _extra(folder / RUN))
     except RunFolderError as error:
         return Stored(folder, None, job, outcome, problem=str(error))
+
+
+def learns(config: Any) -> bool:
+    """Return whether a configuration, JSON as it was read, is of `linrec learn`."""
+    return isinstance(config, dict) and "stream" in config
 
 
 def read_perplexity(folder: Path) -> dict[str, Any] | None:
@@ -336,6 +371,11 @@ def _extra(folder: Path) -> dict[str, Any]:
     return extra if perplexity is None else {**extra, "perplexity": perplexity}
 
 
+def _check_config(path: Path, job: Mapping[str, Any], cure: str = "") -> None:
+    """Raise RunFolderError unless a job has the fields of its configuration that readers rely on."""
+    check_content(path, job["config"], _Learning if learns(job["config"]) else _Training, cure)
+
+
 def _line(content: dict[str, Any]) -> str:
     return json_line(content, separators=(",", ":"))
 
@@ -411,6 +451,8 @@ def _stored(table: Path, row: dict[str, Any], curves: Any) -> Stored:
         row = {**row, "job": {**{key: row[key] for key in REPEATED if key in row}, **row["job"]}}
     about = dict(check_content(folder, row, Row, AGAIN))
     job, outcome, extra = about.pop("job", None), about.pop("outcome", None), about.pop("extra", {})
+    if job is not None:
+        _check_config(folder, job, AGAIN)
     if "config" not in row:
         if job is None:
             raise RunFolderError(f"{folder} cannot be used: its row has no configuration.")

@@ -116,8 +116,12 @@ class LearnConfig:
         torch.manual_seed(self.seed)
         if self.language_model is not None:
             return LanguageModel(self._language_model())
+        return SequenceClassifier(self.encoder(stream))
+
+    def encoder(self, stream: AnyStream) -> SequenceClassifierConfig:
+        """Return the configuration of a new encoder of the stream."""
         try:
-            config = SequenceClassifierConfig(
+            return SequenceClassifierConfig(
                 n_outputs=stream.n_outputs,
                 vocab_size=stream.vocab_size,
                 n_features=stream.n_features,
@@ -131,7 +135,6 @@ class LearnConfig:
             )
         except TypeError as error:
             raise ConfigError(f"`model_args`: {error}.") from error
-        return SequenceClassifier(config)
 
     def _language_model(self) -> ModelConfig:
         fields: dict[str, Any] = lists_to_tuples(dict(self.language_model or {}))
@@ -168,6 +171,11 @@ class Learning:
     def steps(self) -> int:
         """Number of steps that the learner has seen."""
         return self.learner.steps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the learner carries from step to step."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.learner.memory))
 
     def _check_model(self) -> None:
         """Raise ConfigError unless a trained model takes the stream's inputs and predicts its targets."""
@@ -215,7 +223,7 @@ class Learning:
             "recoveries": recoveries(scores.curve, scores.width, regimes),
             "forgotten": forgotten(scores.curve, scores.width, regimes, untrained),
             "bounds": dict(self.stream.bounds),
-            "memory_bytes": sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.learner.memory)),
+            "memory_bytes": self.memory_bytes,
             "microseconds_per_step": self.seconds / max(1, self.steps) * 1e6,
         }
 
@@ -369,4 +377,5 @@ def _record(learning: Learning) -> dict[str, Any]:
         "loss": learning.scores.curve[-1],
         "fading": learning.scores.fading,
         "seconds": round(learning.seconds, 3),
+        "memory_bytes": learning.memory_bytes,
     }

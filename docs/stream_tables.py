@@ -1,0 +1,98 @@
+"""Tables of the page on learning online, from the committed results."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TypeAlias
+
+from linrec.lab.bench import STREAMS
+from linrec.lab.bench.rows import make_row, standings
+from linrec.lab.report.records import read_table
+from linrec.lab.report.scores import FORMATS, format_mean_and_spread
+
+ROOT = Path(__file__).parents[1]
+Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A header and rows."""
+
+
+def online_runs() -> Table:
+    """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
+    losses: dict[str, list[float]] = {}
+    for line in (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
+    rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
+    return ("learner", "cross-entropy in nats", "seeds"), rows
+
+
+def stream_suite() -> Table:
+    """The suite `streams`: scores and costs of every learner, means over the seeds."""
+    header = (
+        *("stream", "learner", "loss", "at the end", "recovery", "retained", "KiB carried", "KiB in a chunk"),
+        *("µs at 1,000", "µs at the end"),
+    )
+    found = standings([make_row(job) for job in read_table(ROOT / "results/streams")])
+    # in the order of the suite
+    order = [entry.name for entry in STREAMS]
+    rows = []
+    for each in sorted(found, key=lambda each: order.index(each.task)):
+        scored = [row["stream"] for row in each.rows]
+        form = FORMATS["mse" if each.metric == "mse" else "loss"].replace("6f", "4f")
+        recovery, retained = (
+            [of[name] for of in scored if of[name] is not None] for name in ("recovery", "retained")
+        )
+        chunk = [row["speed_by_length"][0]["step_bytes"] / 1024 for row in each.rows]
+        # the fastest of the seeds, because other processes slow single windows down
+        speeds = [min(of["at"][place]["microseconds_per_step"] for of in scored) for place in (0, -1)]
+        rows.append((
+            each.task,
+            f"`{each.mixer}`",
+            format_mean_and_spread(each.scores, form),
+            format_mean_and_spread([of["fading"] for of in scored], form),
+            f"{fmean(recovery):,.0f}" if recovery else "",
+            f"{fmean(retained):.2f}" if retained else "",
+            f"{scored[0]['memory_bytes'] / 1024:,.1f}",
+            f"{fmean(chunk):,.0f}",
+            *(f"{speed:,.0f}" for speed in speeds),
+        ))  # fmt: skip
+    return header, rows
+
+
+def stream_bounds() -> Table:
+    """The losses of simple predictors on the streams of the suite, means over the seeds."""
+    bounds: dict[str, dict[str, list[float]]] = {entry.name: {} for entry in STREAMS}
+    for row in map(make_row, read_table(ROOT / "results/streams")):
+        for name, loss in row["stream"]["bounds"].items() if row["mixer"] == "rtrl" else ():
+            bounds[row["task"]].setdefault(name, []).append(loss)
+    rows = [
+        (stream, ", ".join(f"{name} {fmean(losses):.4g}" for name, losses in of.items()))
+        for stream, of in bounds.items()
+    ]
+    return ("stream", "losses of simple predictors"), rows
+
+
+def long_runs() -> Table:
+    """Memory and time of the runs of a million steps."""
+    rows = []
+    for line in (ROOT / "results/streams/long.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        result, (early, late) = run["result"], run["result"]["at"]
+        costs = [f"{of['memory_bytes']:,}" for of in (early, late)]
+        costs += [f"{of['microseconds_per_step']:,.0f}" for of in (early, late)]
+        rows.append(
+            (f"`{run['config']['learner']}`", f"{result['steps']:,}", *costs, f"{result['fading']:.3f}")
+        )
+    header = (
+        *("learner", "steps", "bytes at 1,000", "bytes at the end", "µs at 1,000", "µs at the end"),
+        "fading loss",
+    )
+    return header, rows
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "online_runs": online_runs,
+    "stream_suite": stream_suite,
+    "stream_bounds": stream_bounds,
+    "long_runs": long_runs,
+}
