@@ -115,11 +115,7 @@ def variants(shape: Shape) -> dict[str, str]:
 
 
 def make(name: str, shape: Shape) -> Model:
-    """Return a model of the shape; `PEER` names the model of x-transformers.
-
-    Raises:
-        UnsuitedError: x-transformers is not installed.
-    """
+    """Return a model of the shape; `PEER` names the model of x-transformers."""
     if name == PEER:
         return _peer(shape)
     variant = parse_variant(variants(shape)[name])
@@ -187,16 +183,7 @@ def _compiled(model: Any) -> Any:
 def measure_segments(
     bench: Bench, name: str, shape: Shape, way: str, *, profile: bool = False
 ) -> dict[str, Any]:
-    """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
-
-    The model is a key of `variants`, or `PEER`. In the way "captured", a step is captured once the memory is
-    full.
-
-    Returns:
-        "parameters", "first_seconds", "peaks" (peak bytes by the number of segments in `SEGMENTS`),
-        "tokens_per_second", "step_ms", "peak_bytes" and, where asked for, "profile" as `profile_of` returns
-        it; or "missing".
-    """
+    """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients."""
     bench.release()
     with matmul_precision("high"), compiling():
         return attempt(partial(_measured, bench, name, shape, way, profile))
