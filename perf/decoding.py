@@ -23,7 +23,7 @@ from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_
 from perf.kernels import profile_of
 from perf.ops import with_yardstick
 from perf.sizes import FLA_PACKAGES, QUICK, Model, Size, fla_model, sized
-from perf.table import show_lines, show_profiles, show_table
+from perf.table import show_profiles, show_reasons, show_table
 from perf.timing import Bench, Windows
 
 # tokens that a peer generates in the measured time
@@ -220,7 +220,4 @@ def show(console: Console, results: dict[str, Any]) -> None:
         wrap=("model",),
     )
     show_profiles(console, results["models"], "model", "batch")
-    for found in results["models"]:
-        name = f"{found['model']}, {found['batch']}"
-        parts = ((name, found), (f"{name}, flash-linear-attention", found.get("fla", {})))
-        show_lines(console, (f"{of}: {part['missing']}" for of, part in parts if "missing" in part))
+    show_reasons(console, results["models"], "model", "batch")

@@ -187,6 +187,7 @@ class Report:
         print(f"\nwrote {self.path}")
         if failed is None:
             records = [record for key in ("rows", "lines", "models") for record in self.results.get(key, ())]
+            records += [record["profile"] for record in records if "profile" in record]
             failed = any("error" in record or "missing" in record for record in records)
         return int(failed)
 

@@ -25,7 +25,7 @@ from linrec.models.compilation import compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
 from perf.engine import Options, Report, attempt, bench_of, check_names, check_profile
 from perf.kernels import profile_of
-from perf.table import gib, show_lines, show_profiles, show_table
+from perf.table import gib, show_profiles, show_reasons, show_table
 from perf.timing import Bench, UnsuitedError
 
 Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -274,6 +274,4 @@ def show(console: Console, results: dict[str, Any]) -> None:
         wrap=("model",),
     )
     show_profiles(console, results["models"], "model", "way")
-    for found in results["models"]:
-        parts = (found, found.get("profile", {}))
-        show_lines(console, (f"{found['model']}: {part['missing']}" for part in parts if "missing" in part))
+    show_reasons(console, results["models"], "model", "way")

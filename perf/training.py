@@ -32,7 +32,7 @@ from perf.encoders import MIXER_ARGUMENTS
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile, large_product, say
 from perf.kernels import profile_of
 from perf.sizes import FLA_PACKAGES, MODELS, QUICK, Model, Size, fla_model, sized
-from perf.table import gib, show_lines, show_profiles, show_table
+from perf.table import gib, show_profiles, show_reasons, show_table
 from perf.timing import Bench, UnsuitedError
 
 M = TypeVar("M", LanguageModel, SequenceClassifier)
@@ -187,8 +187,7 @@ def training(options: TrainingOptions, command: str) -> int:
             report.add("models", entry)
     if options.models:
         print(f"\nwrote {draw(results, report.path.with_suffix('.png'))}")
-    parts = [part for model in results["models"] for part in (model, model.get("profile", {}))]
-    return report.finish(show, failed=any("missing" in part for part in parts))
+    return report.finish(show)
 
 
 def _known(report: Report) -> dict[str, dict[str, Any]]:
@@ -445,11 +444,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
         pairs = [(model | model["forward"], model["fla"]["forward"]) for model in refused]
         _show_beside(console, "forward alone, where it refuses to train", pairs)
     show_profiles(console, measured, "preset", "mixer")
-    for model in results["models"]:
-        name = f"{model['preset']}, {model['mixer']}"
-        of_fla = f"{name}, flash-linear-attention"
-        parts = ((name, model), (name, model.get("profile", {})), (of_fla, model.get("fla", {})))
-        show_lines(console, (f"{part}: {found['missing']}" for part, found in parts if "missing" in found))
+    show_reasons(console, results["models"], "preset", "mixer")
 
 
 def _show_beside(console: Console, title: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -281,13 +281,13 @@ def test_a_profile_is_shown_and_a_failing_one_costs_no_speed(module, arguments, 
     monkeypatch.setattr(segments, "SEGMENTS", (1, 3))
     status, results, printed = run(*arguments, "--profile")
     first, second = results["models"]
-    assert status == (module is training)
+    assert status == 1
     assert first["profile"]["kinds"]["recurrence"]["share"] == 0.8
     assert second["profile"] == {"missing": "ZeroDivisionError: division by zero"}
     assert second["tokens_per_second"]["median"] > 0
     shown = [line.split() for line in printed.splitlines()]
     assert ["recurrence", "80.0"] in shown and ["copies", "20.0"] in shown and ["idle", "0.0"] in shown
-    assert (": ZeroDivisionError: division by zero" in printed) == (module is not decoding)
+    assert ": ZeroDivisionError: division by zero" in printed
 
 
 def test_a_peer_of_decoding_is_shown_beside_it(run, monkeypatch):
@@ -295,15 +295,15 @@ def test_a_peer_of_decoding_is_shown_beside_it(run, monkeypatch):
         def generate(self, prompt, *, max_new_tokens, min_new_tokens, **options):
             assert prompt.shape == (3, 4) and max_new_tokens == min_new_tokens
             asked.append(max_new_tokens)
-            time.sleep(max_new_tokens / 500)
 
+    # a clock by which a token takes two milliseconds
     asked = []
+    monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: sum(asked) / 500))
     monkeypatch.setattr(decoding, "fla_model", lambda model, size, use_cache: Peer())
     arguments = ["decoding", "--no-compile", "--batches", "3", "--peers"]
     _, results, _ = run(*arguments, "--models", "gla", "transformer")
     gla, transformer = results["models"]
-    # three sequences at once, of nearly 500 tokens a second each
-    assert 600 < gla["fla"]["tokens_per_second"] < 1600 and "fla" not in transformer
+    assert gla["fla"]["tokens_per_second"] == pytest.approx(3 * 500) and "fla" not in transformer
     assert gla["step_ms"] == pytest.approx(3e3 / gla["tokens_per_second"]["median"])
     assert asked == [8, 72, 72, 8]
     monkeypatch.setattr(decoding, "fla_model", lambda model, size, use_cache: 1 / 0)
@@ -352,7 +352,7 @@ def test_every_model_of_segments_is_measured_and_the_peer_is_told(run, monkeypat
         assert found["parameters"] == parameters_of(segments.make(found["model"], SEGMENT))
     last = results["models"][-1]
     assert (status == 0) == ("missing" not in last)
-    assert status == 0 or "x-transformers: is not installed" in printed
+    assert status == 0 or "x-transformers, eager: is not installed" in printed
 
 
 @pytest.mark.gpu
