@@ -151,13 +151,7 @@ def gradient_of_loops(gradient: str) -> Iterator[None]:
 
 
 def measure_cell(bench: Bench, row: CellRow) -> dict[str, Any]:
-    """Measure the training step of a row on a batch of the adding task.
-
-    Returns:
-        "parameters", "first_seconds", "steps_per_second", "us_per_step" of time and "peak_bytes";
-        "held_bytes" of parameters, optimizer and batch between two training steps; and "bytes_per_step", the
-        rest of the peak over the steps of all sequences. Or "missing".
-    """
+    """Measure the training step of a row on a batch of the adding task; return its numbers, or "missing"."""
     result = {"name": row.name, **dataclasses.asdict(row)}
     if row.gradient == AUTOGRAD and row.time > AUTOGRAD_STEPS:
         return result | {"missing": TOO_LONG}

@@ -23,7 +23,7 @@ from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_
 from perf.kernels import profile_of
 from perf.ops import with_yardstick
 from perf.sizes import FLA_PACKAGES, QUICK, Model, Size, fla_model, sized
-from perf.table import show_lines, show_profiles, show_table
+from perf.table import show_profiles, show_reasons, show_table
 from perf.timing import Bench, Windows
 
 # tokens that a peer generates in the measured time
@@ -108,15 +108,7 @@ def decoding(options: DecodingOptions, command: str) -> int:
 def measure_decoding(
     bench: Bench, config: ModelConfig, batch: int, length: int, *, compile: bool, profile: bool = False
 ) -> dict[str, Any]:
-    """Measure generation after a prompt of random tokens.
-
-    With `compile`, steps and prompts are compiled; on CUDA, steps are replayed as one graph either way.
-
-    Returns:
-        "parameters", "captured", "prefill_tokens_per_second", "first_seconds" until steps have their final
-        speed, "tokens_per_second", "step_ms", "bytes", "peak_bytes" and, where asked for, "profile" as
-        `profile_of` returns it; or "missing".
-    """
+    """Measure generation after a prompt of random tokens; return its numbers, or "missing"."""
     device = bench.device
     bench.release()
     # compilations of earlier models count against a limit
@@ -153,11 +145,7 @@ def measure_decoding(
 
 @torch.no_grad()
 def measure_fla_decoding(bench: Bench, model: Model, size: Size, batch: int, length: int) -> dict[str, Any]:
-    """Measure `generate` of flash-linear-attention's model, with its cache and weights in bfloat16.
-
-    Returns:
-        "tokens_per_second", of `PEER_TOKENS` tokens after the first ones; or "missing".
-    """
+    """Return tokens per second of `generate` of flash-linear-attention's model, or "missing"."""
     device = bench.device
     bench.release()
 
@@ -232,7 +220,4 @@ def show(console: Console, results: dict[str, Any]) -> None:
         wrap=("model",),
     )
     show_profiles(console, results["models"], "model", "batch")
-    for found in results["models"]:
-        name = f"{found['model']}, {found['batch']}"
-        parts = ((name, found), (f"{name}, flash-linear-attention", found.get("fla", {})))
-        show_lines(console, (f"{of}: {part['missing']}" for of, part in parts if "missing" in part))
+    show_reasons(console, results["models"], "model", "batch")

@@ -99,7 +99,7 @@ class Row:
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise RefusedError for the first name that is not known; the message gives the nearest."""
+    """Raise RefusedError, with the nearest name, for the first name that is not known."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -182,25 +182,18 @@ class Report:
                 torch.cuda.empty_cache()
 
     def finish(self, show: Callable[[Console, Any], None], *, failed: bool | None = None) -> int:
-        """Print the results at 80 columns at most; return the exit status.
-
-        By default a record with "error" or "missing" is a failure.
-        """
+        """Print the results at 80 columns; by default "error" and "missing" are failures."""
         show(Console(width=min(Console().width, 80)), self.results)
         print(f"\nwrote {self.path}")
         if failed is None:
             records = [record for key in ("rows", "lines", "models") for record in self.results.get(key, ())]
+            records += [record["profile"] for record in records if "profile" in record]
             failed = any("error" in record or "missing" in record for record in records)
         return int(failed)
 
 
 def file_name(results: Mapping[str, Any]) -> str:
-    """Return the name of the results' device in the form of a file name.
-
-    Example:
-        >>> file_name({"device": {"name": "NVIDIA H200"}})
-        'nvidia-h200'
-    """
+    """Return the name of the results' device in the form of a file name, such as "nvidia-h200"."""
     return re.sub("[^a-z0-9]+", "-", results["device"]["name"].lower()).strip("-")
 
 
@@ -378,12 +371,7 @@ def by_pass(entries: Mapping[str, Mapping[str, Entry]], baseline: str) -> dict[s
 def measure_peer(
     bench: Bench, peer: Implementation, case: Case, outputs: Tensors
 ) -> tuple[dict[str, Entry], Calls | None]:
-    """Time a peer on the inputs of a case.
-
-    Returns:
-        An entry for each pass, with "off", the largest difference from linrec's `outputs`, if it is not
-        small; and the peer's calls, None if they cannot be made.
-    """
+    """Return an entry for each pass, with "off" if outputs differ; and the peer's calls."""
 
     def everywhere(reason: str) -> tuple[dict[str, Entry], None]:
         return {one: {"missing": reason} for one in case.calls.passes}, None
@@ -405,12 +393,7 @@ def measure_peer(
 def measure_case(
     bench: Bench, case: Case, peers: Sequence[Implementation], *, memory: bool = False
 ) -> dict[str, Any]:
-    """Check and time linrec's passes, and time the peers on the same inputs.
-
-    Returns:
-        "passes", an entry for each pass, each with the "peers" and their entries; with `memory` also the
-        peaks of the last pass, "peak_bytes" and "peers_peak_bytes". Or "error".
-    """
+    """Check and time linrec, and time the peers; return "passes" and peaks, or "error"."""
     if wrong := failure(case.check):
         return {"error": wrong}
     passes: dict[str, Entry] = {}

@@ -55,13 +55,7 @@ def iterations(options: IterationsOptions, command: str) -> int:
 
 
 def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, Any]]:
-    """Count the iterations that n validation samples need, with the run's initial and trained weights.
-
-    Returns:
-        An entry for each of "start" and "end" of training, each call of the operator in the order of the
-        layers, and each mode of Newton's method: "weights", "layer", "mode", "steps", "state" and
-        "iterations"; or "missing".
-    """
+    """Return iterations of n validation samples with initial and trained weights, by layer and mode."""
     config = run.config.model
     if not isinstance(config, SequenceClassifierConfig):
         raise ValueError(f"{run.path} must be the run of a sequence classifier; got a language model.")

@@ -101,10 +101,7 @@ def profile_of(step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
 
 
 def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[Kernel]:
-    """Return the kernels of `steps` calls of a compiled step on a CUDA device.
-
-    The first profile of a process may begin with a pause, so one step is profiled before.
-    """
+    """Return the kernels of `steps` calls of a compiled step on a CUDA device."""
     for calls in (1, steps):
         torch.cuda.synchronize(device)
         # without `acc_events`, torch 2.11 warns of events that a further cycle would drop

@@ -36,11 +36,7 @@ ABOUT = "what it is"
 
 
 def measure_line(bench: Bench, name: str, *, quick: bool) -> dict[str, Any]:
-    """Measure one number.
-
-    Returns:
-        "name", "about", "value", "unit", "target" (at most), "met" and details; or "error".
-    """
+    """Measure one number; return its record, or "error"."""
     try:
         result = {"name": name, **_LINES[name](bench, quick)}
     except Exception as error:

@@ -141,11 +141,7 @@ def check(loss: Loss, row: LossRow, device: torch.device) -> None:
 
 
 def measure_loss(bench: Bench, row: LossRow, rate: float, names: list[str]) -> dict[str, Any]:
-    """Check and time forward and backward of these losses.
-
-    "losses" has an entry for each name, with the "share" of `rate`, the operations per second of a large
-    product, that its three products reach, and with "peak_bytes" beyond the inputs.
-    """
+    """Check and time the losses; "share" is of `rate`, that of a large product."""
     result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED, "losses": {}}
 
     def measured(name: str) -> Entry:

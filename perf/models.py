@@ -153,15 +153,10 @@ def parameters(encoder: Encoder, size: Size) -> int:
 def measure_encoder(
     bench: Bench, encoder: Encoder, name: Pass, way: Way, protocol: Protocol
 ) -> Iterator[dict[str, Any]]:
-    """Yield the point of each length.
-
-    Each length has a model of its own, compiled for it: torch takes minutes to compile code for any length.
-
-    Yields:
-        "model", "pass", "way", "length", "first_seconds", "calls_per_second" and "peak_bytes"; or "missing".
-    """
+    """Yield the point of each length: its numbers, or "missing"."""
     for length in protocol.lengths:
-        # the code, the graph and the memory of the last length go first
+        # a model of its own, since torch takes minutes to compile code for any length; the code, the graph
+        # and the memory of the last length go first
         torch.compiler.reset()
         bench.release()
         with matmul_precision(protocol.matmul_precision):
@@ -248,12 +243,7 @@ STEPS: dict[Pass, Callable[[Encoder, Way, Protocol, torch.device], Step]] = {
 
 
 def best_points(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the faster way of every model, pass and length, and its ratio to the Transformer's.
-
-    Returns:
-        "model", "pass", "length", "way", "steps_per_second", "peak_bytes" and "ratio", which is None without
-        a Transformer's number; or "missing". If both ways failed, a reason other than memory is kept.
-    """
+    """Return the faster way of every model, pass and length, and its ratio to the Transformer's or None."""
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for point in points:
         best = {name: point[name] for name in ("model", "pass", "length")}
@@ -279,12 +269,7 @@ def _rank(best: dict[str, Any]) -> float:
 
 
 def length_name(length: int) -> str:
-    """Return a length as the paper's table heads it.
-
-    Example:
-        >>> length_name(5120), length_name(100)
-        ('5K', '100')
-    """
+    """Return a length as the paper's table heads it, such as "5K"."""
     return f"{length // 1024}K" if length % 1024 == 0 else str(length)
 
 

@@ -156,12 +156,7 @@ def outcome(row: NonlinearRow, inputs: Tensors, dh: Tensor, **options: Any) -> T
 
 
 def measure_nonlinear(bench: Bench, row: NonlinearRow) -> dict[str, Any]:
-    """Check and time the methods, time torch's layers, and count the iterations of Newton's modes.
-
-    Returns:
-        The record of the row. "iterations" has, for each of Newton's modes and each gain, "iterations" and
-        "residual"; or "missing".
-    """
+    """Check and time the methods, time torch's layers, and count the iterations of Newton's modes."""
     result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED}
     inputs, dh = make(row, bench.device)
     expected = outcome(row, tuple(x.double() for x in inputs), dh.double(), backend="reference")

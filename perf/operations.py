@@ -187,11 +187,7 @@ OPERATIONS = {
 
 
 def check(operation: str, inputs: Tensors, dy: Tensor, run: Callable[..., Tensor] | None = None) -> None:
-    """Compare outputs and gradients of an operation, or of `run`, with the float64 reference.
-
-    Raises:
-        AssertionError: they differ by more than the tolerance of the dtype.
-    """
+    """Raise AssertionError if results of an operation, or of `run`, differ from the float64 reference."""
     made = OPERATIONS[operation]
     found = engine.outputs_and_gradients(run or made.run, inputs, dy)
     dtype = found[0].dtype

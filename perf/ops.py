@@ -217,12 +217,7 @@ def show_ratios(
 
 
 def lengths(longest: int) -> list[int]:
-    """Return the lengths of --grow up to `longest`.
-
-    Example:
-        >>> lengths(10_000)
-        [512, 2048, 8192]
-    """
+    """Return the lengths of --grow up to `longest`."""
     found = [SHORTEST]
     while found[-1] * FACTOR <= longest:
         found.append(found[-1] * FACTOR)
@@ -251,11 +246,7 @@ def grow(options: OpsOptions, peers: Sequence[Implementation], command: str) -> 
 
 
 def measure_growth(bench: Bench, peers: Sequence[Implementation], longest: int) -> dict[str, Any]:
-    """Time scan, float32, batch 1, at growing lengths; each length is checked before.
-
-    Returns:
-        "points", each the entry of a length, implementation and pass; and "error" where an output was wrong.
-    """
+    """Time scan, float32, batch 1, at growing lengths, each checked before."""
     result: dict[str, Any] = {"batch": 1, "channels": CHANNELS, "dtype": "float32", "points": []}
     for length in lengths(longest):
         row = Row("scan", (1, length, CHANNELS), "f32")

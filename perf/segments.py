@@ -25,7 +25,7 @@ from linrec.models.compilation import compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
 from perf.engine import Options, Report, attempt, bench_of, check_names, check_profile
 from perf.kernels import profile_of
-from perf.table import gib, show_lines, show_profiles, show_table
+from perf.table import gib, show_profiles, show_reasons, show_table
 from perf.timing import Bench, UnsuitedError
 
 Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -115,11 +115,7 @@ def variants(shape: Shape) -> dict[str, str]:
 
 
 def make(name: str, shape: Shape) -> Model:
-    """Return a model of the shape; `PEER` names the model of x-transformers.
-
-    Raises:
-        UnsuitedError: x-transformers is not installed.
-    """
+    """Return a model of the shape; `PEER` names the model of x-transformers."""
     if name == PEER:
         return _peer(shape)
     variant = parse_variant(variants(shape)[name])
@@ -187,16 +183,7 @@ def _compiled(model: Any) -> Any:
 def measure_segments(
     bench: Bench, name: str, shape: Shape, way: str, *, profile: bool = False
 ) -> dict[str, Any]:
-    """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients.
-
-    The model is a key of `variants`, or `PEER`. In the way "captured", a step is captured once the memory is
-    full.
-
-    Returns:
-        "parameters", "first_seconds", "peaks" (peak bytes by the number of segments in `SEGMENTS`),
-        "tokens_per_second", "step_ms", "peak_bytes" and, where asked for, "profile" as `profile_of` returns
-        it; or "missing".
-    """
+    """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients."""
     bench.release()
     with matmul_precision("high"), compiling():
         return attempt(partial(_measured, bench, name, shape, way, profile))
@@ -287,6 +274,4 @@ def show(console: Console, results: dict[str, Any]) -> None:
         wrap=("model",),
     )
     show_profiles(console, results["models"], "model", "way")
-    for found in results["models"]:
-        parts = (found, found.get("profile", {}))
-        show_lines(console, (f"{found['model']}: {part['missing']}" for part in parts if "missing" in part))
+    show_reasons(console, results["models"], "model", "way")

@@ -99,16 +99,7 @@ MODELS: Mapping[str, Model] = {
 
 
 def sized(names: tuple[str, ...], size: str) -> tuple[dict[str, Model], Size]:
-    """Return models and a size by their names; "all" names every model.
-
-    Raises:
-        ValueError: no model or size has that name; the message names the nearest.
-
-    Example:
-        >>> models, size = sized(("gla",), "374M")
-        >>> models["gla"].config(size).n_layers
-        24
-    """
+    """Return models and a size by their names; "all" names every model."""
     names = tuple(MODELS) if names == ("all",) else names
     for name in names:
         if name not in MODELS:
@@ -119,13 +110,7 @@ def sized(names: tuple[str, ...], size: str) -> tuple[dict[str, Model], Size]:
 
 
 def fla_model(model: Model, size: Size, *, use_cache: bool = False) -> nn.Module:
-    """Return flash-linear-attention's model of this size, with fused norms, units and loss.
-
-    With `use_cache`, calls return a cached state, for generation.
-
-    Raises:
-        UnsuitedError: it has no such model, or the model needs kernels that are not installed.
-    """
+    """Return flash-linear-attention's model of this size, with fused norms, units and loss."""
     if model.fla is None:
         raise UnsuitedError("has no such model")
     name, arguments = model.fla

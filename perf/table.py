@@ -117,6 +117,15 @@ def show_profiles(console: Console, records: Sequence[Mapping[str, Any]], *headi
     show_table(console, "percent of the device's time in steps", ["", *headings], lines, wrap=["", *headings])
 
 
+def show_reasons(console: Console, records: Iterable[Mapping[str, Any]], *keys: str) -> None:
+    """Print why records, their profiles and their peers are missing; the values of `keys` name a record."""
+    for record in records:
+        name = ", ".join(str(record[key]) for key in keys)
+        peer = f"{name}, flash-linear-attention"
+        parts = ((name, record), (name, record.get("profile", {})), (peer, record.get("fla", {})))
+        show_lines(console, (f"{of}: {part['missing']}" for of, part in parts if "missing" in part))
+
+
 def number(milliseconds: float) -> str:
     """Return three digits."""
     return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"

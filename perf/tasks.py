@@ -57,12 +57,7 @@ def task_rows() -> dict[str, Any]:
 
 
 def measure_task(name: str, task: Any, seconds: float, n: int) -> dict[str, Any]:
-    """Draw n samples at a time for so many seconds.
-
-    Returns:
-        "samples", "tokens" (time steps of samples without tokens), "seconds", both "per_second", and
-        "asked", the target of some tasks and whether it is met.
-    """
+    """Draw n samples at a time for so many seconds; return the speeds, and "asked" where a target is set."""
     random = np.random.default_rng(0)
     # the first call may compile
     task.draw(random, 1)

@@ -277,17 +277,7 @@ def keep_freed_memory() -> bool:
 
 
 def why(error: Exception) -> str:
-    """Return an error as one short line, and print its traceback unless the line says it all.
-
-    The line is "out of memory" if that is the cause, even behind another error: capturing a CUDA graph, for
-    example, raises an error of its own.
-
-    Example:
-        >>> why(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))
-        'out of memory'
-        >>> why(ValueError("no such thing"))
-        'ValueError: no such thing'
-    """
+    """Return an error as one short line, and print its traceback unless the line says it all."""
     found: BaseException | None = error
     while found is not None:
         # Triton and cuBLAS have no error type for it

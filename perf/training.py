@@ -32,7 +32,7 @@ from perf.encoders import MIXER_ARGUMENTS
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile, large_product, say
 from perf.kernels import profile_of
 from perf.sizes import FLA_PACKAGES, MODELS, QUICK, Model, Size, fla_model, sized
-from perf.table import gib, show_lines, show_profiles, show_table
+from perf.table import gib, show_profiles, show_reasons, show_table
 from perf.timing import Bench, UnsuitedError
 
 M = TypeVar("M", LanguageModel, SequenceClassifier)
@@ -187,8 +187,7 @@ def training(options: TrainingOptions, command: str) -> int:
             report.add("models", entry)
     if options.models:
         print(f"\nwrote {draw(results, report.path.with_suffix('.png'))}")
-    parts = [part for model in results["models"] for part in (model, model.get("profile", {}))]
-    return report.finish(show, failed=any("missing" in part for part in parts))
+    return report.finish(show)
 
 
 def _known(report: Report) -> dict[str, dict[str, Any]]:
@@ -257,11 +256,7 @@ def _matmul(options: TrainingOptions, bench: Bench) -> dict[str, Any]:
 
 
 def model_config(name: str, mixer: str | None, *, quick: bool = False) -> ModelConfig:
-    """Return a preset, with another mixer where one is named; `quick` makes it tiny.
-
-    Raises:
-        ValueError: there is no such preset or mixer.
-    """
+    """Return a preset, with another mixer where one is named; `quick` makes it tiny."""
     config = preset(name)
     if mixer is not None and mixer != config.mixer:
         config = dataclasses.replace(config, mixer=mixer, mixer_args=dict(MIXER_ARGUMENTS.get(mixer, {})))
@@ -298,10 +293,7 @@ def flops_per_token(model: LanguageModel, length: int) -> int:
 
 
 def make_step(make: Callable[[], M], optim: OptimConfig, loop: LoopConfig) -> tuple[M, Callable[..., None]]:
-    """Return the model, and a step over (inputs, targets, reset) that trains it as `linrec train` does.
-
-    The step is compiled, and on CUDA replayed as one graph, if `loop.compile` says so.
-    """
+    """Return the model, and a step over (inputs, targets, reset) that trains it as `linrec train` does."""
     fabric, model, objective = _make_objective(make, loop)
     optimizers = make_optimizers(model, optim)
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
@@ -339,12 +331,7 @@ def _make_objective(make: Callable[[], M], loop: LoopConfig) -> tuple[Fabric, M,
 
 
 def measure_training(config: ModelConfig, protocol: Protocol) -> dict[str, Any]:
-    """Measure training of a language model on random tokens.
-
-    Returns:
-        "parameters", "flops_per_token", "first_seconds", "tokens_per_second", "steps_per_window", "step_ms",
-        "peak_bytes" and, where asked for, "profile" as `profile_of` returns it; or "missing".
-    """
+    """Measure training of a language model on random tokens; return its numbers, or "missing"."""
     loop, device = protocol.loop, protocol.bench.device
     protocol.bench.release()
 
@@ -376,11 +363,7 @@ def measure_forward(config: ModelConfig, protocol: Protocol) -> dict[str, Any]:
 
 
 def measure_fla(model: Model, size: Size, protocol: Protocol) -> dict[str, Any]:
-    """Measure training of flash-linear-attention's model; see `measure_training`.
-
-    A model may refuse to train, for example because its kernels are wrong on this device. Then "forward" has
-    the forward pass alone.
-    """
+    """Measure flash-linear-attention's model; "forward" has the forward pass if it refuses to train."""
     protocol.bench.release()
     made: nn.Module | None = None
 
@@ -401,11 +384,7 @@ def measure_fla(model: Model, size: Size, protocol: Protocol) -> dict[str, Any]:
 
 
 def make_fla_step(model: nn.Module, optim: OptimConfig, loop: LoopConfig) -> Callable[..., None]:
-    """Return a step over (inputs, targets, reset) that trains a model of flash-linear-attention.
-
-    Raises:
-        UnsuitedError: the loop has options that this step lacks.
-    """
+    """Return a step over (inputs, targets, reset) that trains a model of flash-linear-attention."""
     if loop.accumulate > 1 or loop.recompute or loop.precision != "bf16-mixed":
         raise UnsuitedError("is measured in bfloat16 autocast, without --accumulate and --recompute")
     optimizer = torch.optim.AdamW(
@@ -465,11 +444,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
         pairs = [(model | model["forward"], model["fla"]["forward"]) for model in refused]
         _show_beside(console, "forward alone, where it refuses to train", pairs)
     show_profiles(console, measured, "preset", "mixer")
-    for model in results["models"]:
-        name = f"{model['preset']}, {model['mixer']}"
-        of_fla = f"{name}, flash-linear-attention"
-        parts = ((name, model), (name, model.get("profile", {})), (of_fla, model.get("fla", {})))
-        show_lines(console, (f"{part}: {found['missing']}" for part, found in parts if "missing" in found))
+    show_reasons(console, results["models"], "preset", "mixer")
 
 
 def _show_beside(console: Console, title: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from perf import matrix, ops
 from perf.__main__ import main
@@ -26,3 +27,15 @@ def run(tmp_path, capsys):
         return status, results, captured.out or captured.err
 
     return run
+
+
+def wrong(right, part=0, change=lambda found: 1.01 * found):
+    """Return a function with one wrong result, except in double precision, in which checks compute."""
+
+    def changed(*given, **options):
+        found = [*right(*given, **options)]
+        if found[part].dtype != torch.float64:
+            found[part] = change(found[part])
+        return tuple(found)
+
+    return changed

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from linrec import mixers
-from linrec.lab.train import fit, get_recipe
-from linrec.models import SequenceClassifier
+from linrec.lab.tasks.dynamics import Adding
+from linrec.lab.train import LoopConfig, TrainConfig, fit
+from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops import nonlinear_scan
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence
 from linrec.testing import assert_agree
@@ -17,8 +18,6 @@ from perf import cells, loss, nonlinear, tasks
 from perf.__main__ import main
 from perf.cells import CellRow, gradient_of_loops, measure_cell, model_of
 from perf.iterations import counting
-from perf.loops import check_loop, loop_rows_of
-from perf.loops import make as make_loop
 from perf.loss import COMPILED, LOSSES, QUICK, WHOLE
 from perf.nonlinear import CELLS, NonlinearRow, nonlinear_rows_of
 from perf.timing import Bench, Windows
@@ -29,8 +28,6 @@ BENCH = Bench(CPU, windows=Windows(1, 0.0))
 
 
 def test_loops_are_compared_with_the_loop_in_torch_operations(run):
-    (row,) = loop_rows_of("cpu", quick=True)
-    check_loop(row, *make_loop(row, CPU), "torch")
     _, results, _ = run("loops")
     for entries in results["rows"][0]["passes"].values():
         assert list(entries) == ["fused", "loop", "lstm"]
@@ -82,6 +79,8 @@ def test_memory_of_a_step_excludes_the_model(monkeypatch):
     assert found["us_per_step"] == pytest.approx(1e6 / rate / 40)
     model = SequenceClassifier(model_of(row))
     assert found["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert model_of(row).mixer_args["reversible"]
+    assert not model_of(dataclasses.replace(row, gradient="adjoint")).mixer_args.get("reversible")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +99,6 @@ def test_too_little_memory_is_no_failure(monkeypatch, error, status, told, run):
     assert found == status
     assert "lem-autograd-eager-t1001: over 1,000 steps\n" in printed
     assert f"lem-adjoint-eager-t1001: {told}\n" in printed
-
-
-def test_reversible_rows_build_reversible_layers():
-    assert model_of(CellRow("unicornn", "reversible", False, 40, 2, 4)).mixer_args["reversible"]
-    assert not model_of(CellRow("unicornn", "adjoint", False, 40, 2, 4)).mixer_args.get("reversible")
 
 
 @pytest.mark.parametrize("gradient", ["autograd", "adjoint"])
@@ -150,16 +144,11 @@ def test_large_states_and_missing_convergence_are_told():
 
 
 def test_a_run_is_counted_before_and_after_training(tmp_path, capsys):
-    recipe = get_recipe("adding")
-    small = {"length": 40, "n_train": 20, "n_validation": 8, "n_test": 8}
-    shortest = dataclasses.replace(
-        recipe,
-        task=dataclasses.replace(recipe.task, **small),
-        model=dataclasses.replace(recipe.model, d_model=6, n_layers=2, mixer_args={}, mixer="lem"),
-        optim=dataclasses.replace(recipe.optim, warmup_steps=0),
-        loop=dataclasses.replace(recipe.loop, steps=2, batch_size=4, compile="off"),
+    task = Adding(length=40, n_train=20, n_validation=8, n_test=8)
+    model = SequenceClassifierConfig(
+        n_outputs=1, n_features=2, d_model=6, n_layers=2, mixer="lem", bidirectional=False
     )
-    fit(shortest, tmp_path / "run")
+    fit(TrainConfig("adding", task, model, loop=LoopConfig(steps=2, batch_size=4)), tmp_path / "run")
     arguments = ["--device", "cpu", "--samples", "3", "--out", str(tmp_path / "out")]
     assert main(["iterations", str(tmp_path / "run"), *arguments]) == 0
     (path,) = tmp_path.glob("out/*.json")

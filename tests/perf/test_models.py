@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from perf.decoding import bytes_of_a_step
 from perf.encoders import BASELINE, ENCODERS, Size
 from perf.kernels import Kernel
 from perf.models import PASSES, best_points, parameters
-from perf.segments import BASE
 from perf.segments import QUICK as SEGMENT
 from perf.sizes import MODELS, sized
 from perf.training import OPTIM, flops_per_token, make_step, model_config
@@ -44,8 +43,7 @@ def test_each_length_is_compiled_for_itself(run, monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    original = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(original, backend=backend))
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend=backend))
     arguments = ["--models", "LRU", "--ways", "compiled", "--lengths", "20", "30", "40"]
     status, results, _ = run("models", *arguments)
     assert status == 0 and all(entry["way"] == "compiled" for entry in results["best"])
@@ -96,9 +94,6 @@ def test_encoders_without_memory_or_with_an_error_are_told_and_the_rest_goes_on(
     # too little memory is a result
     assert status == 0
     assert [p.get("missing") for p in results["points"]] == 2 * [None, "out of memory"] + 4 * [None]
-    best = {(entry["model"], entry["pass"], entry["length"]): entry for entry in results["best"]}
-    assert best[BASELINE, "training", 48]["missing"] == "out of memory"
-    assert best["LRU", "training", 48]["ratio"] is None and best["LRU", "training", 24]["ratio"] > 0
     shown = [line.split() for line in printed.splitlines()]
     # in the cells of two speeds and two ratios
     assert sum(words[-2:] == ["out", "of"] for words in shown) == 4 and shown.count(["memory"]) == 4
@@ -161,7 +156,10 @@ def test_a_pass_without_numbers_is_an_empty_picture(wanted, tmp_path):
 @pytest.fixture
 def fla(monkeypatch):
     """Put a small layer, trained by no step, in the place of flash-linear-attention's model."""
-    monkeypatch.setattr(training, "fla_model", lambda model, size: nn.Linear(3, 5))
+    made = training.fla_model
+    monkeypatch.setattr(
+        training, "fla_model", lambda model, size: nn.Linear(3, 5) if model.fla else made(model, size)
+    )
     monkeypatch.setattr(training, "make_fla_step", lambda *rest: lambda *batch: None)
 
 
@@ -171,7 +169,8 @@ def test_measurements_of_models_are_added_to_earlier_ones(run, tmp_path, fla):
     assert all(model["fla"]["parameters"] == 20 for model in first["models"])
     assert all(model["fla"]["tokens_per_second"]["median"] > 0 for model in first["models"])
     assert "flash-linear-attention beside it" in printed
-    _, first, _ = run("training", "--models", "lru")
+    status, first, printed = run("training", "--models", "lru", "--peers")
+    assert status == 0 and "374M, lru, flash-linear-attention: has no such model" in printed
     places = [(entry["preset"], entry["mixer"]) for entry in first["models"]]
     assert places == [("374M", "gla"), ("374M", "hgrn2"), ("374M", "lru")]
     _, second, _ = run("training", "--models", "gla")
@@ -201,17 +200,6 @@ def test_a_peer_that_refuses_to_train_is_measured_forward(run, monkeypatch, fla)
     for found in (model["forward"], model["fla"]["forward"]):
         assert found["tokens_per_second"]["median"] > 0
     assert "forward alone, where it refuses to train" in printed and "wrong gradients" in printed
-    # the peer is kept when the model is measured again without it
-    _, again, _ = run("training", "--models", "gla")
-    assert again["models"][0]["fla"] == model["fla"]
-    assert again["models"][0]["forward"]["step_ms"] != model["forward"]["step_ms"]
-
-
-def test_a_peer_without_the_model_is_told(run):
-    status, results, printed = run("training", "--models", "lru", "--peers")
-    assert status == 0 and results["models"][0]["fla"]["missing"] == "has no such model"
-    assert "forward" not in results["models"][0]["fla"]
-    assert "374M, lru, flash-linear-attention: has no such model" in printed
 
 
 @thorough
@@ -261,22 +249,6 @@ def test_the_step_trains():
     assert all(later < earlier for earlier, later in itertools.pairwise(losses))
 
 
-def test_a_language_model_without_memory_is_told_and_the_rest_goes_on(run, monkeypatch):
-    class Large(LanguageModel):
-        def hidden(self, *given, **options):
-            if self.config.mixer == "hgru":
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-            return super().hidden(*given, **options)
-
-    monkeypatch.setattr(training, "LanguageModel", Large)
-    status, results, printed = run("training", "--mixers", "hgru", "lru")
-    first, second = results["models"]
-    assert status == 1
-    assert first["missing"] == "out of memory" and "tokens_per_second" not in first
-    assert "missing" not in second and second["tokens_per_second"]["median"] > 0
-    assert "wikitext103-hgrn, hgru: out of memory" in printed
-
-
 def test_documents_are_cut_at_their_first_tokens(run, monkeypatch):
     seen = []
 
@@ -293,17 +265,21 @@ def test_documents_are_cut_at_their_first_tokens(run, monkeypatch):
     assert seen and all(reset is None for reset in seen)
 
 
-def profiled(monkeypatch, module, *profiles):
-    """Let a command take these profiles, as on CUDA."""
-    found = iter(profiles)
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (training, ["training", "--mixers", "lru", "hgru"]),
+        (decoding, ["decoding", "--no-compile", "--batches", "1", "2"]),
+        (segments, ["segments", "--models", "transformer_xl", "memformer"]),
+    ],
+)
+def test_a_profile_is_shown_and_a_failing_one_costs_no_speed(module, arguments, run, monkeypatch):
+    kernels = [Kernel("forward", 0, 300), Kernel("Memset (Device)", 300, 375)]
+    found = iter([lambda: kernels, lambda: 1 / 0])
     monkeypatch.setattr("perf.kernels.profiled", lambda *rest: next(found)())
     monkeypatch.setattr(module, "check_profile", lambda *rest: None)
-
-
-def test_a_profile_is_shown_and_a_failing_one_costs_no_speed(run, monkeypatch):
-    kernels = [Kernel("forward", 0, 300), Kernel("Memset (Device)", 300, 375)]
-    profiled(monkeypatch, training, lambda: kernels, lambda: 1 / 0)
-    status, results, printed = run("training", "--mixers", "lru", "hgru", "--profile")
+    monkeypatch.setattr(segments, "SEGMENTS", (1, 3))
+    status, results, printed = run(*arguments, "--profile")
     first, second = results["models"]
     assert status == 1
     assert first["profile"]["kinds"]["recurrence"]["share"] == 0.8
@@ -311,37 +287,23 @@ def test_a_profile_is_shown_and_a_failing_one_costs_no_speed(run, monkeypatch):
     assert second["tokens_per_second"]["median"] > 0
     shown = [line.split() for line in printed.splitlines()]
     assert ["recurrence", "80.0"] in shown and ["copies", "20.0"] in shown and ["idle", "0.0"] in shown
-    assert "wikitext103-hgrn, hgru: ZeroDivisionError: division by zero" in printed
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        (decoding, ["decoding", "--no-compile", "--batches", "1"]),
-        (segments, ["segments", "--models", "transformer_xl"]),
-    ],
-)
-def test_a_profile_of_other_commands_is_shown(module, arguments, run, monkeypatch):
-    profiled(monkeypatch, module, lambda: [Kernel("forward", 0, 300)])
-    status, results, printed = run(*arguments, "--profile")
-    assert status == 0 and results["models"][0]["profile"]["kinds"]["recurrence"]["share"] == 1.0
-    assert ["recurrence", "100.0"] in [line.split() for line in printed.splitlines()]
+    assert ": ZeroDivisionError: division by zero" in printed
 
 
 def test_a_peer_of_decoding_is_shown_beside_it(run, monkeypatch):
     class Peer(nn.Module):
         def generate(self, prompt, *, max_new_tokens, min_new_tokens, **options):
             assert prompt.shape == (3, 4) and max_new_tokens == min_new_tokens
-            # 64 tokens more must take some time
-            time.sleep(max_new_tokens / 1000)
             asked.append(max_new_tokens)
 
+    # a clock by which a token takes two milliseconds
     asked = []
+    monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: sum(asked) / 500))
     monkeypatch.setattr(decoding, "fla_model", lambda model, size, use_cache: Peer())
     arguments = ["decoding", "--no-compile", "--batches", "3", "--peers"]
     _, results, _ = run(*arguments, "--models", "gla", "transformer")
     gla, transformer = results["models"]
-    assert "tokens_per_second" in gla["fla"] and "fla" not in transformer
+    assert gla["fla"]["tokens_per_second"] == pytest.approx(3 * 500) and "fla" not in transformer
     assert gla["step_ms"] == pytest.approx(3e3 / gla["tokens_per_second"]["median"])
     assert asked == [8, 72, 72, 8]
     monkeypatch.setattr(decoding, "fla_model", lambda model, size, use_cache: 1 / 0)
@@ -379,14 +341,6 @@ def test_a_step_reads_the_memory_of_the_step_before(name):
     assert (model(tokens, state)[0] - logits).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("name", segments.variants(BASE))
-def test_a_layer_of_the_base_shape_has_its_width(name):
-    with torch.device("meta"):
-        model = segments.make(name, dataclasses.replace(BASE, n_layers=1))
-    assert isinstance(model, LanguageModel)
-    assert model.embedding.weight.shape == (BASE.vocab_size, BASE.d_model)
-
-
 @thorough
 def test_every_model_of_segments_is_measured_and_the_peer_is_told(run, monkeypatch):
     monkeypatch.setattr(segments, "SEGMENTS", (1, 3))
@@ -398,7 +352,7 @@ def test_every_model_of_segments_is_measured_and_the_peer_is_told(run, monkeypat
         assert found["parameters"] == parameters_of(segments.make(found["model"], SEGMENT))
     last = results["models"][-1]
     assert (status == 0) == ("missing" not in last)
-    assert status == 0 or "x-transformers: is not installed" in printed
+    assert status == 0 or "x-transformers, eager: is not installed" in printed
 
 
 @pytest.mark.gpu

@@ -16,7 +16,10 @@ class Identity(Mixer):
         self.scale = torch.nn.Parameter(torch.ones(d_model))
 
     def forward(self, x, state=None, *, reset=None):
-        return x * self.scale, x.new_zeros(len(x), 0)
+        return self.out(x * self.scale), x.new_zeros(len(x), 0)
+
+    def out(self, y):
+        return y
 
     def init_state(self, batch, *, device=None):
         return self.scale.new_zeros(batch, 0, device=device)
@@ -53,50 +56,45 @@ class Pointwise(Centred):
 class Killed(Identity):
     """Ends its process as the system does where memory runs out."""
 
-    def forward(self, x, state=None, *, reset=None):
+    def out(self, y):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Hungry(Identity):
-    """Finds no memory on its device."""
+def raising(error):
+    """Return a mixer that fails."""
 
-    def forward(self, x, state=None, *, reset=None):
-        raise torch.OutOfMemoryError("tried to allocate 900 GiB\nof 80")
+    class Raising(Identity):
+        def out(self, y):
+            raise error
+
+    return Raising
+
+
+# finds no memory on its device; says no more than that; says it with words that colour a terminal
+Hungry = raising(torch.OutOfMemoryError("tried to allocate 900 GiB\nof 80"))
+Wordless = raising(MemoryError())
+Mute = raising(RuntimeError("no [/red] and [bold]"))
 
 
 class Huge(Identity):
     """Finds no memory on the CPU."""
 
-    def forward(self, x, state=None, *, reset=None):
-        return x.new_empty(2**50), None
-
-
-class Wordless(Identity):
-    """Finds no memory, and says no more than that."""
-
-    def forward(self, x, state=None, *, reset=None):
-        raise MemoryError
-
-
-class Mute(Identity):
-    """Fails with words that look like colours to a terminal."""
-
-    def forward(self, x, state=None, *, reset=None):
-        raise RuntimeError("no [/red] and [bold]")
+    def out(self, y):
+        return y.new_empty(2**50)
 
 
 class Divergent(Identity):
     """Has no finite loss."""
 
-    def forward(self, x, state=None, *, reset=None):
-        return x * self.scale * torch.inf, x.new_zeros(len(x), 0)
+    def out(self, y):
+        return y * torch.inf
 
 
 class DivergentLater(Identity):
     """Has a finite loss in training alone."""
 
-    def forward(self, x, state=None, *, reset=None):
-        return x * self.scale * (1.0 if self.training else torch.nan), x.new_zeros(len(x), 0)
+    def out(self, y):
+        return y if self.training else y * torch.nan
 
 
 class Wide(Identity):

@@ -1,7 +1,6 @@
 """Tasks whose data are files: where they are said to be, and what is said where they are missing."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -9,12 +8,11 @@ import pytest
 import tyro  # noqa: F401
 
 from linrec.cli import main
-from linrec.lab.bench import Entry, get_suite, make_jobs, make_rows
+from linrec.lab.bench import Entry, make_jobs, make_rows
 from linrec.lab.bench.jobs import write_job
 from linrec.lab.bench.rows import make_row
 from linrec.lab.bench.worker import run_job
 from linrec.lab.report.records import read_table
-from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import ConfigError
 from tests.lab.bench.test_running import TINY
 from tests.tiers import thorough
@@ -113,14 +111,6 @@ def test_a_model_of_known_size_waits_for_its_files_too(tmp_path):
         write_job(other, tmp_path, {"command": ""})
 
 
-def test_local_files_take_the_place_of_a_data_set():
-    entry = next(entry for entry in get_suite("lm") if entry.name == "wikitext103")
-    task = entry.reading(Path("texts")).config().task
-    assert isinstance(task, LanguageModeling)
-    assert (task.path, task.dataset, task.dataset_config) == (Path("texts"), None, None)
-    assert dataclasses.replace(task, path=None).tokenizer == "gpt2"
-
-
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
@@ -133,14 +123,3 @@ def test_data_that_no_task_can_have_are_refused(tmp_path, capsys, data, complain
     words = ["bench", "smoke", "--mixers", "gla", "--out", str(tmp_path), "--data", data]
     assert main(words) == 2
     assert complaint in capsys.readouterr().err
-
-
-def test_data_that_are_there_no_more_are_another_job(tmp_path):
-    (tmp_path / "rose.txt").write_text(TEXT)
-    entry = text_entry(tmp_path / "cache")
-    there, gone = (
-        make_jobs([found], ["lru"], [0])[0] for found in (entry.reading(tmp_path / "rose.txt"), entry)
-    )
-    write_job(there, tmp_path, {"command": ""})
-    with pytest.raises(ConfigError, match="has a job of another configuration"):
-        write_job(gone, tmp_path, {"command": ""})

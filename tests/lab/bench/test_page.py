@@ -162,24 +162,19 @@ def test_many_mixers_with_long_names_are_told_apart():
 
 
 def test_the_perplexity_of_the_trivial_predictor_is_not_drawn():
-    rows = [
-        row(mixer, metric="perplexity", score=4.0, chance=None, trivial_score=65.0) for mixer in ("a", "b")
-    ]
+    levels = {"chance": None, "trivial_score": 65.0}
+    rows = [row(mixer, metric="perplexity", score=4.0, **levels) for mixer in ("a", "b")]
     for drawing in drawings("copying", standings(rows)):
         assert "dotted" not in drawing.caption
-        assert all(
-            axes.get_ylim()[1] < 50 for axes in drawing.figure.axes if axes.get_ylabel() == "perplexity"
-        )
+        shown = [axes for axes in drawing.figure.axes if axes.get_ylabel() == "perplexity"]
+        assert all(axes.get_ylim()[1] < 50 for axes in shown)
 
 
 def test_errors_that_differ_by_orders_of_magnitude_have_a_logarithmic_axis():
     rows = [
         row(mixer, metric="mse", curve=[[1, 1.0], [2, loss]]) for mixer, loss in (("a", 1e-6), ("b", 0.1))
     ]
-    (curves,) = (
-        drawing for drawing in drawings("copying", standings(rows)) if drawing.name.endswith("curves")
-    )
-    (axes,) = curves.figure.axes
+    (axes,) = drawings("copying", standings(rows))[0].figure.axes
     assert axes.get_yscale() == "log"
     curves.figure.canvas.draw()
     shown = [text.get_text() for text in axes.get_yticklabels() if text.get_text()]

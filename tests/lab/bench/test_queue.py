@@ -184,13 +184,8 @@ def test_a_signal_ends_the_queue(queue: Maker, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_slim_folder_has_what_resuming_needs(queue: Maker) -> None:
-    for name, mib, finished in (
-        ("first", 10, False),
-        ("second", 10, False),
-        ("third", 5, False),
-        ("end", 1, True),
-    ):
-        (queue.run(name, mib=mib, finished=finished) / "events.out.tfevents.1").touch()
+    for name, mib in {"first": 10, "second": 10, "third": 5, "end": 1}.items():
+        (queue.run(name, mib=mib, finished=name == "end") / "events.out.tfevents.1").touch()
     made, jobs = queue(f"{HEAD}[end]\n[second]\n[third]\n[first]\npriority = 1\n", carry=30)
     for job in jobs.values():
         job.status = "done" if job.name == "end" else "stopped"
@@ -274,11 +269,8 @@ def test_a_stopped_and_a_killed_allocation_lose_nothing(tmp_path: Path) -> None:
         assert queue.wait(timeout=60) == status
 
     def steps(run: Path) -> int:
-        return (
-            load_run(run).metrics[-1]["step"]
-            if (run / "metrics.jsonl").exists() and load_run(run).metrics
-            else 0
-        )
+        metrics = load_run(run).metrics if (run / "metrics.jsonl").exists() else []
+        return metrics[-1]["step"] if metrics else 0
 
     allocation(signal.SIGTERM, 40, 130)
     carried = tmp_path / "carried"

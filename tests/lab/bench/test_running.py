@@ -61,10 +61,8 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     assert make_rows([folder])[0]["status"] == "not run"
     assert run_job(folder) == "done"
     (row,) = make_rows([folder])
-    assert (row["task"], row["mixer"], row["seed"], row["status"], row["steps"]) == (
-        *("copying", "gla", 0, "done"),
-        4,
-    )
+    expected = {"task": "copying", "mixer": "gla", "seed": 0, "status": "done", "steps": 4}
+    assert {name: row[name] for name in expected} == expected
     assert row["metric"] == "accuracy" and row["score"] == row["test"]["accuracy"]
     assert row["test"].keys() == {"loss", "accuracy", "exact"} and row["probes"].keys() == {"6"}
     assert [step for step, _, _ in row["curve"]] == [2, 4]
@@ -130,18 +128,8 @@ def test_a_regression_has_errors_and_no_accuracies(tmp_path):
     [
         (f"{OWN}:Divergent", {}, "diverged", "the loss is not finite at step "),
         (f"{OWN}:DivergentLater", {}, "diverged", "the loss on the validation split is not finite"),
-        (
-            f"{OWN}:Centred",
-            {},
-            "failed",
-            f"ConfigError: the mixer {OWN}:Centred breaks the law of causality: ",
-        ),
-        (
-            f"{OWN}:Narrow",
-            {},
-            "failed",
-            f"ConfigError: the mixer {OWN}:Narrow breaks the law of outputs: y of",
-        ),
+        (f"{OWN}:Centred", {}, "failed", f"ConfigError: the mixer {OWN}:Centred breaks the law of causality"),
+        (f"{OWN}:Narrow", {}, "failed", f"ConfigError: the mixer {OWN}:Narrow breaks the law of outputs"),
         (f"{OWN}:Hungry", {}, "out of memory", "OutOfMemoryError: tried to allocate 900 GiB"),
         (f"{OWN}:Huge", {}, "out of memory", "RuntimeError: "),
         (f"{OWN}:Wordless", {}, "out of memory", "MemoryError"),
@@ -167,10 +155,8 @@ def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
     run_jobs(folders, workers=workers, ended=ended.append)
     assert {*ended} == {*folders}
     killed, done = make_rows(folders)
-    assert killed["status"] == "killed" and killed["message"].startswith(
-        "killed by SIGKILL, possibly by the system"
-    )
-    assert done["status"] == "done"
+    assert (killed["status"], done["status"]) == ("killed", "done")
+    assert killed["message"].startswith("killed by SIGKILL, possibly by the system")
     assert "step 2/4" in (folders[1] / "log.txt").read_text()
     files = write_rows(folders, tmp_path)
     assert [make_row(job)["status"] for job in read_table(tmp_path)] == ["killed", "done"]
@@ -368,17 +354,8 @@ def test_what_the_command_line_refuses(words, complaint, capsys, tmp_path):
 
 def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
-    words = [
-        "bench",
-        "tiny",
-        "--mixers",
-        f"gla(n_heads=2, d_v=8),{OWN}:Divergent",
-        "--lrs",
-        "0.001",
-        "0.01",
-        "--out",
-        str(tmp_path),
-    ]
+    typed = f"gla(n_heads=2, d_v=8),{OWN}:Divergent"
+    words = ["bench", "tiny", "--mixers", typed, *["--lrs", "0.001", "0.01", "--out"], str(tmp_path)]
     # in this process, which is faster
     monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
     monkeypatch.setattr("linrec.lab.bench.worker.speed_by_length", lambda *_, **__: [])

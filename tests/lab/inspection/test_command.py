@@ -169,36 +169,16 @@ def test_names_of_tokens() -> None:
     ("words", "said"),
     [
         (["hgr"], "there is no run folder hgr; did you mean hgru?"),
-        (
-            ["hgru", "--prompt", "a"],
-            "the prompt must have at least 2 tokens, so that one can affect another; got 1.",
-        ),
-        (
-            ["hgru", "--prompt", ""],
-            "the prompt must have at least 2 tokens, so that one can affect another; got 0.",
-        ),
+        (["hgru", "--prompt", "a"], "the prompt must have at least 2 tokens"),
         (["hgru", "--tokens", "1"], "--tokens must be at least 2, so that one can affect another; got 1"),
-        (
-            ["hgru", "--tokens", "1025"],
-            "--tokens must be at most 1,024 for token-mixing matrices, whose size grows quadratically; got "
-            "1,025. Pass fewer tokens, or --no-matrices to leave the matrices out.",
-        ),
+        (["hgru", "--tokens", "1025"], "--tokens must be at most 1,024 for token-mixing matrices"),
         (["hgru", "--prompt", "x"], "the character 'x' (U+0078) is not among the 7"),
-        (
-            ["hgru", "--prompt", "a", "--data.path", "b"],
-            "--prompt replaces the text; leave out --data.path and",
-        ),
+        (["hgru", "--prompt", "a", "--data.path", "b"], "leave out --data.path and --split"),
         (["hgru", "--data.path", "no.txt"], "`path` = no.txt does not exist."),
         (["hgru", "--split", "test"], "has no test data"),
-        (
-            ["horizon", "--prompt", "a"],
-            "horizon is not a language model: it was trained on MemoryHorizon, which",
-        ),
-        (["horizon", "--data.path", "a"], "horizon is not a language model: it was trained on MemoryHorizon"),
-        (
-            ["attention", "--no-matrices"],
-            "nothing can be shown of the mixer 'attention': it has no transitions. Leave --no-matrices",
-        ),
+        (["horizon", "--prompt", "a"], "horizon is not a language model"),
+        (["horizon", "--data.path", "a"], "horizon is not a language model"),
+        (["attention", "--no-matrices"], "nothing can be shown of the mixer 'attention'"),
         (["hgru", "--token", "3"], "there is no option --token; did you mean --tokens?"),
         (["hgru", "--out", "taken"], "could not write to taken: File exists."),
     ],

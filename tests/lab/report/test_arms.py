@@ -1,6 +1,8 @@
+import dataclasses
+
 from linrec.lab.report import group_runs, read_runs
-from linrec.lab.tasks import MemoryHorizon
 from linrec.lab.train import load_run
+from tests.lab.report.conftest import TASK
 
 
 def _arms(*folders):
@@ -38,21 +40,12 @@ def test_hybrids_are_named_as_they_are_typed_and_their_arguments_by_mixer(make_r
     ]
 
 
-def test_a_single_arm_has_the_name_of_its_recipe(make_run):
-    (arm,) = _arms(make_run("a", recipe="memory-horizon"), make_run("b", recipe="memory-horizon", seed=3))
-    assert (arm.label, arm.slug, arm.settings) == ("memory-horizon", "memory-horizon", {})
-
-
-def test_where_and_how_closely_a_run_was_watched_makes_no_arm(make_run):
+def test_seeds_of_the_data_and_how_closely_a_run_was_watched_make_no_arm(make_run):
     watched = {"log_every": 7, "eval_every": 9, "checkpoint_every": 11, "device": "cpu", "compile": "off"}
-    (arm,) = _arms(make_run("a"), make_run("b", loop=watched))
-    assert len(arm.runs) == 2
-
-
-def test_another_seed_of_the_data_is_another_seed(make_run):
-    other = MemoryHorizon(length=80, n_resets=2, n_samples=40, n_validation=4, n_test=8, seed=5)
-    (arm,) = _arms(make_run("a"), make_run("b", task=other, seed=1))
-    assert arm.seeds == [0, 1]
+    other = dataclasses.replace(TASK, seed=5)
+    (arm,) = _arms(make_run("a"), make_run("b", loop=watched), make_run("c", task=other, seed=1))
+    # a single arm has the name of its recipe
+    assert (arm.label, arm.slug, arm.settings, arm.seeds) == ("small", "small", {}, [0, 0, 1])
 
 
 def test_labels_name_the_fewest_fields_that_tell_arms_apart(make_run):

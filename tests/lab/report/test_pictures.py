@@ -130,13 +130,6 @@ def test_a_score_by_number_has_the_mean_at_each_number_in_their_order(make_run):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("batch_size", "test accuracy")
 
 
-def test_a_score_by_number_takes_the_seeds_that_each_number_has(make_run):
-    runs = [make_run(str(size), loop={"batch_size": size}) for size in (8, 16)]
-    runs += [make_run(f"128-{seed}", loop={"batch_size": 128}, seed=seed, right_to_span=2) for seed in (1, 2)]
-    score = draw_score_by_number(_arms(*runs)).axes[0].lines[0].get_ydata()[-1]
-    assert score == pytest.approx(np.mean([_accuracy(folder) for folder in runs[2:]]))
-
-
 def test_two_numbers_or_words_have_no_score_by_number(make_run):
     sizes = [make_run(str(size), loop={"batch_size": size}) for size in (8, 16, 128)]
     assert draw_score_by_number(_arms(*sizes)) is not None

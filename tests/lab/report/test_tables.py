@@ -13,10 +13,14 @@ import pytest
 from linrec.cli import main
 from linrec.files import read_json
 from linrec.lab.report import collect_runs, compare_runs, read_runs, write_report
+from linrec.lab.report.records import CURVES, ROWS
 from linrec.lab.train import RunFolderError, load_run
 from tests.lab.report.conftest import RunMaker
 from tests.lab.report.test_write import Page
 from tests.tiers import thorough
+
+# the beginning of a line of a table
+DATA = '{"folder": "arms/data-0"'
 
 
 @pytest.fixture
@@ -202,46 +206,21 @@ def test_half_a_table_is_not_overwritten_and_a_failure_leaves_nothing(
 @pytest.mark.parametrize(
     ("name", "line", "content", "message"),
     [
-        ("rows.jsonl", 1, "{", r"line 2 of .*rows\.jsonl cannot be used"),
-        ("rows.jsonl", 0, "[1]", r"line 1 of .*rows\.jsonl cannot be used: `the line` must be an object"),
-        ("rows.jsonl", 0, '{"config": {}}', r"line 1 of .*: `folder` must be a text"),
-        ("rows.jsonl", 0, '{"folder": "../x"}', r"`folder` must be a path below the table; got '\.\./x'"),
-        (
-            "rows.jsonl",
-            0,
-            '{"folder": "arms/data-0"}',
-            r"data-0 cannot be used: its row has no config",
-        ),
-        ("rows.jsonl", 0, '{"folder": "arms/data-0", "config": 3}', r"data-0/config\.json cannot be used"),
-        ("rows.jsonl", 0, '{"folder": "arms/data-0", "job": 3}', "`job` must be an object or null; got 3"),
-        ("rows.jsonl", 0, '{"folder": "arms/data-0", "job": {}}', "cannot be used: it has no 'job.task'"),
-        (
-            "rows.jsonl",
-            0,
-            '{"folder": "arms/data-0", "config": {}, "result": 1}',
-            "`result` must be an object",
-        ),
-        (
-            "rows.jsonl",
-            0,
-            '{"folder": "arms/data-0", "config": {}, "extra": {"perplexity": {}}}',
-            "cannot be used: it has no 'extra.perplexity.data'",
-        ),
-        ("rows.jsonl", 1, '{"folder": "arms/data-0"}', "have other runs"),
-        ("curves.jsonl", 0, None, "have other runs"),
-        ("curves.jsonl", 0, '{"folder": "arms/data-0"}', "the curves of .*data-0 cannot be used"),
-        (
-            "curves.jsonl",
-            0,
-            '{"folder": "arms/data-0", "curves": {"train": {"step": [1], "loss": []}}}',
-            "curves",
-        ),
-        (
-            "curves.jsonl",
-            0,
-            '{"folder": "arms/data-0", "curves": {"train": {"loss": [1]}}}',
-            "an integer `step`",
-        ),
+        (ROWS, 1, "{", r"line 2 of .*rows\.jsonl cannot be used"),
+        (ROWS, 0, "[1]", r"line 1 of .*rows\.jsonl cannot be used: `the line` must be an object"),
+        (ROWS, 0, '{"config": {}}', r"line 1 of .*: `folder` must be a text"),
+        (ROWS, 0, '{"folder": "../x"}', r"`folder` must be a path below the table; got '\.\./x'"),
+        (ROWS, 0, f"{DATA}}}", r"data-0 cannot be used: its row has no config"),
+        (ROWS, 0, f'{DATA}, "config": 3}}', r"data-0/config\.json cannot be used"),
+        (ROWS, 0, f'{DATA}, "job": 3}}', "`job` must be an object or null; got 3"),
+        (ROWS, 0, f'{DATA}, "job": {{}}}}', "cannot be used: it has no 'job.task'"),
+        (ROWS, 0, f'{DATA}, "config": {{}}, "result": 1}}', "`result` must be an object"),
+        (ROWS, 0, f'{DATA}, "config": {{}}, "extra": {{"perplexity": {{}}}}}}', "no 'extra.perplexity.data'"),
+        (ROWS, 1, f"{DATA}}}", "have other runs"),
+        (CURVES, 0, None, "have other runs"),
+        (CURVES, 0, f"{DATA}}}", "the curves of .*data-0 cannot be used"),
+        (CURVES, 0, f'{DATA}, "curves": {{"train": {{"step": [1], "loss": []}}}}}}', "curves"),
+        (CURVES, 0, f'{DATA}, "curves": {{"train": {{"loss": [1]}}}}}}', "an integer `step`"),
     ],
 )
 def test_a_broken_table_is_one_line(

@@ -131,15 +131,6 @@ def test_a_run_that_has_just_begun_has_a_report(make_run, tmp_path):
     assert not list(tmp_path.glob("*.png"))
 
 
-@thorough
-def test_a_damaged_checkpoint_is_missing_not_fatal(make_run, tmp_path):
-    folder = make_run("a")
-    checkpoint = folder / "checkpoint.safetensors"
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    text = Page(write_report([folder], tmp_path)).text
-    assert f"No transitions of {folder.name} to draw: checkpoint.safetensors is not usable" in text
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

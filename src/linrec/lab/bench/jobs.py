@@ -227,11 +227,7 @@ def _plain(config: TrainConfig | LearnConfig) -> dict[str, Any]:
 
 
 def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
-    """Create and return the folder of a job; if the job cannot start, also write its outcome.
-
-    Raises:
-        ConfigError: the folder has a job of another configuration.
-    """
+    """Create and return the folder of a job; raise ConfigError if it has another configuration."""
     folder = out / job.folder
     # the round trip through JSON turns tuples into lists, as in the stored file
     wanted = json.loads(json.dumps({**job.described, "config": _plain(job.config)}))
@@ -285,14 +281,7 @@ def _seeded(config: TrainConfig, seed: int) -> TrainConfig:
 
 
 def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
-    """Return the sizes of a configuration's model, built on the meta device if its mixer supports it.
-
-    Example:
-        >>> sizes(ModelConfig(vocab_size=10, d_model=8, n_layers=1))
-        Sizes(parameters=2762, state=8, grows=0)
-        >>> sizes(ModelConfig(vocab_size=10, d_model=8, n_layers=1, mixer="attention")).grows
-        16
-    """
+    """Return the sizes of a configuration's model, built on the meta device if its mixer supports it."""
     with torch.random.fork_rng(devices=[]):
         model = _built(config)
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
@@ -347,11 +336,6 @@ def with_parameters(
     First, the model width is set to the multiple of 8 that comes nearest to n, with the hidden width of the
     channel mixer at a fixed ratio to the model width. Then the hidden width alone is adjusted to come nearer
     to n. Widths that the mixer does not support are skipped; without any, the mixer's own error is raised.
-
-    Example:
-        >>> config = with_parameters(ModelConfig(vocab_size=10, n_layers=1), 5000)
-        >>> config.d_model, config.d_channel_mixing, sizes(config).parameters
-        (24, 27, 4981)
     """
     ratio = config.d_channel_mixing / config.d_model
 

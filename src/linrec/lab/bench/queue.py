@@ -79,19 +79,7 @@ class QueuedJob:
 
 
 def read_queue(path: Path) -> list[QueuedJob]:
-    """Return the jobs of a queue file in its order; with `seeds`, a section is a job per seed.
-
-    Raises:
-        ConfigError: the file cannot be read, or a job is not valid.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "jobs.ini"
-        >>> lines = "[fixed]", "command = train lm", "minutes = 5", "seeds = 0 1"
-        >>> _ = path.write_text("\\n".join(lines))
-        >>> [(job.name, job.command) for job in read_queue(path)]
-        [('fixed-0', 'train lm --loop.seed 0'), ('fixed-1', 'train lm --loop.seed 1')]
-    """
+    """Return the jobs of a queue file in its order; raise ConfigError if it cannot be used."""
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), empty_lines_in_values=False)
     try:
         parser.read_string(path.read_text(encoding="utf-8"), str(path))
@@ -141,9 +129,6 @@ class Queue:
         carry: MiB that the next allocation can read. A run whose checkpoint does not fit starts only if all
             of the run fits into the time.
         tell: called with a line when a job starts or ends.
-
-    Raises:
-        ConfigError: a job was begun with another command, or `queue.json` cannot be used.
     """
 
     def __init__(
@@ -197,10 +182,7 @@ class Queue:
         return interrupt.requested
 
     def slim(self) -> None:
-        """Delete what neither resuming nor tables need, such as the weights of runs that have ended.
-
-        A checkpoint that does not fit into `carry` beside those of higher priority is deleted too.
-        """
+        """Delete files that neither resuming nor tables need, and checkpoints beyond `carry`."""
         room = self._carry
         for job in sorted(self._jobs, key=lambda job: -job.priority):
             run = self._folder / job.name

@@ -79,22 +79,12 @@ def parse_variant(text: str) -> Variant:
 
 
 def split_list(text: str) -> list[str]:
-    """Split a text at commas outside brackets and quotes.
-
-    Example:
-        >>> split_list("gla(n_heads=2, d_v=8),lru")
-        ['gla(n_heads=2, d_v=8)', 'lru']
-    """
+    """Split a text at commas outside brackets and quotes."""
     return [part.strip() for part in _split(text, ",") if part.strip()]
 
 
 def folder_name(label: str) -> str:
-    """Return a folder name that is valid on every file system and unique to the label.
-
-    Example:
-        >>> folder_name("gate_loop"), folder_name("gla(n_heads=2)")
-        ('gate_loop', 'gla-n_heads-2-f76961')
-    """
+    """Return a folder name that is valid on every file system and unique to the label."""
     name = re.sub(r"[^\w.-]+", "-", label).strip("-")
     if re.fullmatch(r"[\w.:-]+", label) and len(name) <= LONGEST:
         return name
@@ -104,12 +94,7 @@ def folder_name(label: str) -> str:
 
 
 def short(label: str) -> str:
-    """Return a label without the modules of import paths.
-
-    Example:
-        >>> short("my_package.mixers:Mine(n=3)+gla")
-        'Mine(n=3)+gla'
-    """
+    """Return a label without the modules of import paths."""
     return re.sub(r"[\w.]+:(?=\w)", "", label)
 
 

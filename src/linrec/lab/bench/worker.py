@@ -55,11 +55,7 @@ SECONDS = 6.0
 
 
 def run_job(folder: Path) -> str:
-    """Train the model of `job.json`, resuming from a checkpoint if there is one, and write `outcome.json`.
-
-    Returns the status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
-    gives the reason.
-    """
+    """Train the model of `job.json`, resuming from a checkpoint if there is one; return the status."""
     job, run = read_content(folder / JOB, JobRecord), folder / RUN
     assert job is not None
     status, message = "done", ""
@@ -183,10 +179,7 @@ def stop_without(starter: int, every: float = 1.0) -> None:
 
 
 def state_elements(config: TrainConfig) -> int:
-    """Return the number of elements in a model's state after a sequence of the task.
-
-    A classifier returns no state. Its count is that of its mixers.
-    """
+    """Return the number of elements in the state after a sequence; of a classifier, in its mixers."""
     model = make_fabric(config.loop).setup_module(_model(config)).eval()
     inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
     returns_state = isinstance(config.model, ModelConfig)
@@ -205,11 +198,8 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
     A step is a training step on random inputs with a freshly initialised model: forward, backward, optimiser.
     Steps run without `torch.compile`, because compiling would take longer than all measurements. Batches have
     the same number of tokens at all lengths: a training batch's number, or fewer if steps are slow, as
-    `sequences_per_second` of training tells. Lengths that would take too long are left out.
-
-    Returns a dictionary per length, ascending up to 16,384: "length", "batch_size", "tokens_per_second" of
-    the median step, and "step_bytes", the peak memory of a step without model and optimiser. The last two
-    are None if memory ran out or the model refuses the length.
+    `sequences_per_second` of training tells. Lengths that would take too long are left out. "step_bytes" is
+    the peak memory of a step without model and optimiser; numbers are None if the model refuses the length.
     """
     length = _length(config)
     tokens_per_second = sequences_per_second * length

@@ -282,18 +282,7 @@ def draw_perplexity(
     trained: int,
     carried: float | None = None,
 ) -> Figure:
-    """Draw perplexity over window length, with marks of the training length and of the carried state's value.
-
-    The axis of lengths is logarithmic, in powers of two. The axis of perplexities is logarithmic only where a
-    model falls apart beyond its training length. Values that are not finite leave a gap.
-
-    Source: HGRN (Qin, Yang and Zhong, 2023), table 14, as a picture.
-
-    Example:
-        >>> figure = draw_perplexity([512, 1024], [24.9, 24.2], trained=512, carried=23.5)
-        >>> [line.get_label() for line in figure.axes[0].lines]
-        ['windows', 'length in training: 512', 'state carried through the whole text']
-    """
+    """Draw perplexity over window length, with the training length and the carried state's value."""
     figure = style.make_figure(height=3.4)
     axes = figure.subplots()
     axes.plot(lengths, perplexities, "o-", color=style.colour(0), markersize=4, label="windows")
@@ -317,10 +306,7 @@ def draw_perplexity(
 
 
 def _has_tokens_of(task: LanguageModeling, tokenizer: Tokenizer) -> bool:
-    """Tell whether a task of characters has a tokenizer's tokens, so that training left the shards to use.
-
-    Shards of characters are found by the text, shards of other tokenizers by the tokenizer.
-    """
+    """Return whether a task of characters, whose shards the text names, has the tokenizer's tokens."""
     if task.tokenizer != CharacterTokenizer.name:
         return False
     return task.tokenizer_object().fingerprint == tokenizer.fingerprint

@@ -143,14 +143,7 @@ def _kept(run: Stored, trust_code: bool) -> Stored:
 
 
 def sample_text(run: Run) -> Mapping[str, Any] | None:
-    """Return a text of at most 200 tokens that a language model writes, or the text that its table keeps.
-
-    The prompt is the end of a document or, for a tokenizer without that token, a newline. The same weights
-    give the same text on the same machine. None stands for another task, and for a run without weights.
-
-    Raises:
-        TrainError, ValueError: no checkpoint or no tokenizer is usable, or outputs are not finite.
-    """
+    """Return a text that a language model writes, or that its table keeps; None without weights."""
     if SAMPLE in run.extra:
         kept: Mapping[str, Any] = run.extra[SAMPLE]
         return kept

@@ -170,16 +170,7 @@ class Row(About, total=False):
 
 @dataclass(frozen=True)
 class Stored:
-    """A run as files hold it, before its configuration is parsed.
-
-    Attributes:
-        folder: the run folder, or the folder of the job. A run of a table need not have a folder.
-        records: the contents of the run folder; None for a job without a readable run.
-        job: contents of `job.json`; None for a run that `linrec bench` did not start.
-        outcome: contents of `outcome.json`; None while the job has not ended.
-        extra: see `Extra`.
-        problem: why there are no records.
-    """
+    """A run as files hold it, before its configuration is parsed; `problem` is why records are None."""
 
     folder: Path
     records: Records | None
@@ -278,10 +269,7 @@ def read_rows(path: Path) -> list[Stored]:
 
 
 def write_table(runs: Sequence[tuple[str, Stored]], out: Path) -> tuple[Path, Path]:
-    """Write `rows.jsonl` and `curves.jsonl` of named runs, and return their paths.
-
-    The name of a run is a relative path with slashes. Raises OSError if `out` cannot be written to.
-    """
+    """Write `rows.jsonl` and `curves.jsonl` of runs, named by relative paths with slashes."""
     rows, curves = out / ROWS, out / CURVES
     out.mkdir(parents=True, exist_ok=True)
     # both files or neither

@@ -48,12 +48,7 @@ class MeanAndSpread(NamedTuple):
 
 
 def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
-    """Return mean and standard deviation of at least one value.
-
-    Example:
-        >>> mean_and_spread([0.25, 0.75]).mean, mean_and_spread([0.5])
-        (0.5, MeanAndSpread(mean=0.5, spread=None))
-    """
+    """Return mean and standard deviation of at least one value."""
     if not all(map(math.isfinite, values)):
         # `fmean` and `stdev` raise for some of these
         return MeanAndSpread(sum(values) / len(values), None if len(values) == 1 else math.nan)
@@ -61,14 +56,7 @@ def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
 
 
 def format_mean_and_spread(values: Sequence[float], mean_format: str = ",.3f") -> str:
-    """Return "mean ± standard deviation", "mean (1 seed)" for a single value, a dash for no value.
-
-    Example:
-        >>> format_mean_and_spread([0.42, 0.43, 0.44]), format_mean_and_spread([0.5], ".1f")
-        ('0.430 ± 0.010', '0.5 (1 seed)')
-        >>> format_mean_and_spread([])
-        '–'
-    """
+    """Return "mean ± standard deviation", "mean (1 seed)", or a dash for no value."""
     if not values:
         return "–"
     mean, spread = mean_and_spread(values)

@@ -78,10 +78,7 @@ def draw_mean_and_range(
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Put a legend above the axes, its entries side by side as far as the picture has room for them.
-
-    Labels that are wider than the picture break at spaces.
-    """
+    """Put a legend above the axes, as wide as the picture; longer labels break at spaces."""
     canvas = FigureCanvasAgg(figure)
     for n_columns in range(min(4, len(handles)), 0, -1):
         legend = figure.legend(
