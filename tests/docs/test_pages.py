@@ -144,6 +144,8 @@ def test_the_recurrence_of_segments_is_a_loop_over_segments():
 
 @every_mixer
 def test_a_page_has_the_comparisons_with_released_code(name):
+    cure = f'add tests/released/{name}.json: a comparison, or {{"mixer": "{name}", "without": "the reason"}}'
+    assert tables.released(name), cure
     assert section(page_of(name), "Comparison with released code").strip()
 
 

@@ -568,4 +568,4 @@ def test_parameters_without_a_trace_are_printed():
 
 
 def test_every_learner_is_listed():
-    assert {name for name, *_ in LEARNERS} | {"bptt"} == {*learning.names()}
+    assert {name for name, *_ in LEARNERS} | {"bptt"} == {*learning.names()}, "add the learner to `LEARNERS`"

@@ -1,5 +1,7 @@
 """Who runs an operator, on machines that this one is not."""
 
+import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,10 +12,30 @@ import torch
 
 from linrec.ops import scan
 from linrec.ops.core import backends
-from linrec.ops.core.backends import Backend, choose, refusal, usable
+from linrec.ops.core.backends import Backend, choose, few, never, refusal, usable
 from linrec.ops.scan import OPERATOR
 from linrec.ops.scan.torch import Scan
 from tests.tiers import thorough
+
+SECOND = Backend("scan", "torch", lambda given: given.x, "another", kernel="another")
+ALWAYS = dataclasses.replace(SECOND, kernel="")
+
+
+@pytest.mark.parametrize(
+    ("entries", "refused"),
+    [
+        ((ALWAYS, SECOND), r"no call of `scan` reaches the entry \('scan', 'torch'\) 'another'"),
+        ((dataclasses.replace(ALWAYS, auto=few), dataclasses.replace(SECOND, auto=never)), "no call"),
+        ((dataclasses.replace(ALWAYS, auto=few), SECOND), None),
+        ((dataclasses.replace(ALWAYS, accepts=few), SECOND), None),
+        ((dataclasses.replace(ALWAYS, differentiable=False), SECOND), None),
+        ((dataclasses.replace(SECOND, mode="windows"),), "'windows'.*chunkwise"),
+        ((dataclasses.replace(SECOND, name="cuda"),), "'cuda'.*triton"),
+    ],
+)
+def test_entries_that_no_call_reaches_are_refused(entries, refused):
+    with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
+        dataclasses.replace(OPERATOR, backends=entries)
 
 
 def inputs(time):

@@ -118,7 +118,11 @@ X, W = torch.zeros(2, 5, 3), torch.zeros(3, 4)
         ({"bias": W[:, 0].bfloat16()}, TypeError, r"`bias` must be float32; got bfloat16"),
         ({"state": torch.zeros(2, 3, 3).long()}, TypeError, r"`state` must be float32; got int64"),
         ({"mode": "convolve"}, ValueError, r"no `mode` of `short_conv` called 'convolve'; did you mean"),
-        ({"mode": "recurrent", "backend": "torch"}, ValueError, r"`short_conv` has no \(mode, backend\)"),
+        (
+            {"mode": "convolution", "backend": "reference"},
+            ValueError,
+            r"`short_conv` has no \(mode, backend\)",
+        ),
     ],
 )
 def test_errors(changed, error, words):

@@ -398,6 +398,11 @@ class Learner(ABC):
         # a layer's own loss counts once per update, which divides by the weights of its pieces
         with weighing_losses(weight):
             learnt = self.learn(piece, memory)
+        if learnt.memory.keys() != memory.keys():
+            raise ValueError(
+                f"`learn` of `{self.name}` must return the entries of `first_memory`, {sorted(memory)}; got "
+                f"{sorted(learnt.memory)}. Make every entry in `first_memory`, or reset cannot clear it."
+            )
         self._require_finite("loss", learnt.loss)
         # detached: a graph of the past would grow without end
         self.memory = map_tree(Tensor.detach, learnt.memory)

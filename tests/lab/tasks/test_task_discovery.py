@@ -1,3 +1,6 @@
+import dataclasses
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -35,6 +38,20 @@ def test_every_task_is_found_by_its_name_and_states_what_needs_no_model():
         if task.vocab_size is not None:
             assert task.vocab_size > 1 and task.n_outputs > 1
             assert 0 < task.chance < 1
+
+
+def test_every_class_of_a_task_is_in_the_table():
+    in_files = set()
+    for path in Path(tasks.__file__).parent.glob("*.py"):
+        module = importlib.import_module(f"linrec.lab.tasks.{path.stem}")
+        in_files |= {
+            f"{path.stem}:{name}"
+            for name, kind in vars(module).items()
+            if inspect.isclass(kind) and kind.__module__ == module.__name__
+            # fields, and the interface of tasks; bases are abstract
+            if dataclasses.is_dataclass(kind) and hasattr(kind, "objective") and not inspect.isabstract(kind)
+        }
+    assert in_files <= {*tasks.TASKS.values()}, "add the class to `TASKS` in src/linrec/lab/tasks/__init__.py"
 
 
 def test_hyphens_and_underscores_are_equal():

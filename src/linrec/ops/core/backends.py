@@ -16,6 +16,11 @@ Pair = tuple[str, str]
 """(mode, backend): the algorithm, and its implementation."""
 
 
+MODES = ("recurrent", "scan", "chunkwise", "attention", "convolution", "newton", "quasi_newton", "damped")
+"""The algorithms; the last three are of `nonlinear_scan`."""
+NAMES = ("reference", "torch", "numba", "triton")
+
+
 def always(inputs: object) -> bool:
     """Return True: a condition for backends that accept all inputs."""
     return True
@@ -35,8 +40,8 @@ class Backend(Generic[In]):
     """An implementation of an operator: an entry of its table.
 
     Attributes:
-        mode: the algorithm: "recurrent", "scan", "chunkwise", "attention" or "convolution".
-        name: the implementation: "reference", "torch", "numba" or "triton".
+        mode: the algorithm, one of `MODES`.
+        name: the implementation, one of `NAMES`.
         run: a function of the operator's canonical inputs that returns (y, state), or y if there is no state.
         about: a short description for the tables of the documentation.
         kernel: name of the entry, if several entries have the same mode and name.
@@ -71,6 +76,25 @@ def table(backends: Sequence[Backend[Any]], indent: str = "    ") -> str:
     rows = [("mode", "backend", "implementation"), ("---", "---", "---")]
     rows += [(entry.mode, entry.name, entry.about) for entry in backends]
     return f"\n{indent}".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def check_table(op_name: str, backends: Sequence[Backend[Any]]) -> None:
+    """Raise ValueError for an entry with an unknown mode or name, and for one that no call reaches."""
+    for place, entry in enumerate(backends):
+        pair = entry.mode, entry.name
+        if entry.mode not in MODES or entry.name not in NAMES:
+            raise ValueError(
+                f"the table of `{op_name}` has an entry {pair}; modes are {', '.join(MODES)}, and backends "
+                f"{', '.join(NAMES)}."
+            )
+        for earlier in backends[:place]:
+            comes_first = earlier.auto is always or entry.auto is never
+            takes_all = earlier.accepts is always and earlier.differentiable
+            if pair == (earlier.mode, earlier.name) and comes_first and takes_all:
+                raise ValueError(
+                    f"no call of `{op_name}` reaches the entry {pair} {entry.about!r}: an earlier entry of "
+                    "this mode and backend takes all inputs. Give the earlier entry `accepts`."
+                )
 
 
 def check_mode(op_name: str, backends: Sequence[Backend[Any]], mode: str) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from linrec.ops.core.ambient import Ambient
-from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
+from linrec.ops.core.backends import Backend, Pair, check_mode, check_table, choose, never, pairs, table
 from linrec.ops.core.checks import check_reset, check_state, check_tensors, option_fields, tensor_fields
 from linrec.ops.core.kernel import In
 from linrec.ops.core.precision import widened, without_autocast
@@ -69,6 +69,7 @@ class Operator(Generic[In]):
     empty: Callable[..., Any] = torch.zeros
 
     def __post_init__(self) -> None:
+        check_table(self.name, self.backends)
         self._tensors, self._options = tensor_fields(self.inputs), option_fields(self.inputs)
 
     @property
