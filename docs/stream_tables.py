@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from linrec.lab.bench import STREAMS
 from linrec.lab.bench.rows import make_row, standings
@@ -16,11 +16,20 @@ Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and rows."""
 
 
+LONG = 1_000_000
+"""Steps of the runs that show that memory and time do not grow."""
+
+
+def delay_copy(*, long: bool) -> list[dict[str, Any]]:
+    """Return the committed runs on delay-copy that are long, or that are not."""
+    lines = (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines()
+    return [run for run in map(json.loads, lines) if (run["result"]["steps"] >= LONG) == long]
+
+
 def online_runs() -> Table:
     """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
     losses: dict[str, list[float]] = {}
-    for line in (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines():
-        run = json.loads(line)
+    for run in delay_copy(long=False):
         losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
     rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
     return ("learner", "cross-entropy in nats", "seeds"), rows
@@ -75,8 +84,7 @@ def stream_bounds() -> Table:
 def long_runs() -> Table:
     """Memory and time of the runs of a million steps."""
     rows = []
-    for line in (ROOT / "results/streams/long.jsonl").read_text().splitlines():
-        run = json.loads(line)
+    for run in delay_copy(long=True):
         result, (early, late) = run["result"], run["result"]["at"]
         costs = [f"{of['memory_bytes']:,}" for of in (early, late)]
         costs += [f"{of['microseconds_per_step']:,.0f}" for of in (early, late)]

@@ -284,7 +284,9 @@ def _stream_drawing(task: str, shown: Sequence[Standing], scored: dict[str, Any]
             verticalalignment="bottom",
             fontsize=style.LETTERS - 2,
             color=style.GREY,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            # below the curves
+            zorder=1,
         )
     drifts = " Dotted lines are drifts." if len(scored["regimes"]) > 1 else ""
     caption = (

@@ -116,7 +116,8 @@ def forgotten(
 
     Returns:
         For each return: "start", "regime", "loss", the loss of the first window minus that of the last window
-        before, and "retained", 1 - loss / (untrained - last): 1 if nothing was forgotten.
+        before, and "retained", 1 - loss / (untrained - last): 1 if nothing was forgotten, None if nothing was
+        learnt.
 
     Example:
         >>> forgotten([2, 1, 3, 1.5, 1], 10, [Regime(0, "A"), Regime(20, "B"), Regime(30, "A")], 2)
@@ -126,7 +127,7 @@ def forgotten(
     for regime, part in _parts(curve, width, regimes):
         if regime.name in last:
             loss, room = part[0] - last[regime.name], untrained - last[regime.name]
-            retained = 1 - loss / room if room > 0 else math.nan
+            retained = 1 - loss / room if room > 0 else None
             found.append({"start": regime.start, "regime": regime.name, "loss": loss, "retained": retained})
         last[regime.name] = part[-1]
     return found
