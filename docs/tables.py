@@ -304,14 +304,35 @@ def mixer_imports() -> str:
 PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
 
 
-def online_runs() -> str:
-    """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
-    losses: dict[str, list[float]] = {}
-    for line in (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines():
+def online_runs(stream: str, chunked: Sequence[str] = (), windows: Mapping[str, int] | None = None) -> str:
+    """Losses of every learner on a stream, mean and spread over the seeds.
+
+    Args:
+        stream: the stream's name.
+        chunked: learners of which a row names the steps of a chunk.
+        windows: titles and indices of the windows to show; by default the last.
+    """
+    windows = {"cross-entropy in nats": -1} if windows is None else windows
+    curves: dict[str, list[list[float]]] = {}
+    for line in (ROOT / f"results/streams/{stream}.jsonl").read_text().splitlines():
         run = json.loads(line)
-        losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
-    rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
-    return markdown_table(("learner", "cross-entropy in nats", "seeds"), rows)
+        of = run["config"]
+        name = f"`{of['learner']}`" + (f", chunks of {of['chunk']}" if of["learner"] in chunked else "")
+        if chunked and of["clip_norm"] is not None:
+            name += f", clipped at {of['clip_norm']:g}"
+        curves.setdefault(name, []).append(run["result"]["curve"])
+    rows = [
+        (
+            name,
+            *(
+                format_mean_and_spread([curve[i] for curve in found]) if i < len(found[0]) else "–"
+                for i in windows.values()
+            ),
+            str(len(found)),
+        )
+        for name, found in curves.items()
+    ]
+    return markdown_table(("learner", *windows, "seeds"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -321,7 +342,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "memories": memory_table,
     "tasks": task_table,
     "recipes": recipe_table,
-    "online_runs": online_runs,
+    "online_runs": lambda: online_runs("delay-copy"),
+    "add_memory_runs": lambda: online_runs(
+        "add-memory", ("tbptt",), {"steps 10,001 to 15,000": 2, "15,001 to 20,000": 3, "55,001 to 60,000": 11}
+    ),
     "irregular": irregular_table,
     "mixer_literal": mixer_literal,
     "mixers_with_dt": lambda: mixer_literal([name for name in mixers.names() if mixers.get(name).takes_dt]),
