@@ -17,22 +17,45 @@ Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 LONG = 1_000_000
-"""Steps of the runs that show that memory and time do not grow."""
+"""Steps, of all rows, of the runs that show that memory and time do not grow."""
 
 
-def delay_copy(*, long: bool) -> list[dict[str, Any]]:
-    """Return the committed runs on delay-copy that are long, or that are not."""
-    lines = (ROOT / "results/streams/delay-copy.jsonl").read_text().splitlines()
-    return [run for run in map(json.loads, lines) if (run["result"]["steps"] >= LONG) == long]
+def committed(stream: str, *, long: bool = False) -> list[dict[str, Any]]:
+    """Return the committed runs on a stream that are long, or that are not."""
+    lines = (ROOT / f"results/streams/{stream}.jsonl").read_text().splitlines()
+    runs = map(json.loads, lines)
+    return [run for run in runs if (run["result"]["steps"] * run["config"]["rows"] >= LONG) == long]
 
 
 def online_runs() -> Table:
     """The last window's loss of every learner on delay-copy, mean and spread over the seeds."""
     losses: dict[str, list[float]] = {}
-    for run in delay_copy(long=False):
+    for run in committed("delay-copy"):
         losses.setdefault(run["config"]["learner"], []).append(run["result"]["curve"][-1])
     rows = [(f"`{name}`", format_mean_and_spread(of), str(len(of))) for name, of in losses.items()]
     return ("learner", "cross-entropy in nats", "seeds"), rows
+
+
+def add_memory_runs() -> Table:
+    """The losses of three windows of the runs on add-memory, mean and spread over the seeds."""
+    windows = {"steps 10,001 to 15,000": 2, "15,001 to 20,000": 3, "55,001 to 60,000": 11}
+    curves: dict[str, list[list[float]]] = {}
+    for run in committed("add-memory"):
+        of = run["config"]
+        name = f"`{of['learner']}`"
+        if of["learner"] == "tbptt":
+            name += f", chunks of {of['chunk']}"
+        if of["clip_norm"] is not None:
+            name += f", clipped at {of['clip_norm']:g}"
+        curves.setdefault(name, []).append(run["result"]["curve"])
+    rows = []
+    for name, found in curves.items():
+        cells = (
+            format_mean_and_spread([curve[place] for curve in found]) if place < len(found[0]) else "–"
+            for place in windows.values()
+        )
+        rows.append((name, *cells, str(len(found))))
+    return ("learner", *windows, "seeds"), rows
 
 
 def stream_suite() -> Table:
@@ -82,17 +105,17 @@ def stream_bounds() -> Table:
 
 
 def long_runs() -> Table:
-    """Memory and time of the runs of a million steps."""
+    """Memory and time of the runs of a million steps and more."""
     rows = []
-    for run in delay_copy(long=True):
+    for run in committed("delay-copy", long=True):
         result, (early, late) = run["result"], run["result"]["at"]
         costs = [f"{of['memory_bytes']:,}" for of in (early, late)]
         costs += [f"{of['microseconds_per_step']:,.0f}" for of in (early, late)]
-        rows.append(
-            (f"`{run['config']['learner']}`", f"{result['steps']:,}", *costs, f"{result['fading']:.3f}")
-        )
+        name, on = f"`{run['config']['learner']}`", run["device"]["name"].removeprefix("Intel(R) ")
+        steps = f"{run['config']['rows']} x {result['steps']:,}"
+        rows.append((name, on, steps, *costs, f"{result['fading']:.3f}"))
     header = (
-        *("learner", "steps", "bytes at 1,000", "bytes at the end", "µs at 1,000", "µs at the end"),
+        *("learner", "on", "rows x steps", "bytes at 1,000", "bytes at the end", "µs at 1,000", "µs at the end"),
         "fading loss",
     )
     return header, rows
@@ -100,6 +123,7 @@ def long_runs() -> Table:
 
 TABLES: dict[str, Callable[[], Table]] = {
     "online_runs": online_runs,
+    "add_memory_runs": add_memory_runs,
     "stream_suite": stream_suite,
     "stream_bounds": stream_bounds,
     "long_runs": long_runs,
