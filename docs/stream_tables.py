@@ -115,9 +115,32 @@ def long_runs() -> Table:
         steps = f"{run['config']['rows']} x {result['steps']:,}"
         rows.append((name, on, steps, *costs, f"{result['fading']:.3f}"))
     header = (
-        *("learner", "on", "rows x steps", "bytes at 1,000", "bytes at the end", "µs at 1,000", "µs at the end"),
+        *(
+            "learner",
+            "on",
+            "rows x steps",
+            "bytes at 1,000",
+            "bytes at the end",
+            "µs at 1,000",
+            "µs at the end",
+        ),
         "fading loss",
     )
+    return header, rows
+
+
+def learner_speed() -> Table:
+    """Times of chunks by RTRL and by truncated backpropagation, and the bytes of the traces."""
+    rows = []
+    for path in sorted((ROOT / "results/learners").glob("*.json")):
+        found = json.loads(path.read_text())
+        for row in found["rows"]:
+            ms, kib = row["least_ms"], {name: of / 1024 for name, of in row["memory_bytes"].items()}
+            name = found["device"]["name"].removeprefix("Intel(R) ")
+            cells = [f"{of:.2f}" for of in (ms["tbptt"], ms["rtrl"], row["ratio"])]
+            sizes = f"{row['batch']} x {row['time']}"
+            rows.append((name, f"`{row['mixer']}`", sizes, *cells, f"{kib['rtrl']:,.1f}"))
+    header = ("on", "mixer", "rows x steps", "`tbptt`, ms", "`rtrl`, ms", "times", "KiB of `rtrl`")
     return header, rows
 
 
@@ -127,4 +150,5 @@ TABLES: dict[str, Callable[[], Table]] = {
     "stream_suite": stream_suite,
     "stream_bounds": stream_bounds,
     "long_runs": long_runs,
+    "learner_speed": learner_speed,
 }

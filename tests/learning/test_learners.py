@@ -130,9 +130,9 @@ def test_the_last_recurrent_layer_of_a_stack_is_exact(name, credit):
 
 @pytest.mark.parametrize("name", ["lru", "min_gru", "rg_lru", "hgru", "gate_loop"])
 def test_with_spatial_credit_a_chunk_is_its_steps(name):
-    model = stack_of(name, layers=3)
-    by_steps = learnt(build_learner("rtrl", model, credit="spatial"), *tokens(), 0)
-    assert_equal(learnt(build_learner("rtrl", model, credit="spatial"), *tokens(), 16), by_steps)
+    model, given = stack_of(name, layers=3), tokens(steps=20)
+    by_steps = learnt(build_learner("rtrl", model, credit="spatial"), *given, 0)
+    assert_equal(learnt(build_learner("rtrl", model, credit="spatial"), *given, 8), by_steps)
 
 
 def test_chunks_add_up_where_a_recurrent_weight_is_clipped():

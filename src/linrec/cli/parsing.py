@@ -79,12 +79,7 @@ def peek(words: list[str], option: str) -> list[str] | None:
 
 
 def named_arguments(option: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the arguments in words such as "r_min=0.9"; values that are no Python literals are texts.
-
-    Example:
-        >>> named_arguments("mixer_args", ["r_min=0.9", "candidate=linear"])
-        {'r_min': 0.9, 'candidate': 'linear'}
-    """
+    """Return the arguments in words such as "r_min=0.9"; values that are no Python literals are texts."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -293,12 +293,7 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
 
 
 def equally_many(parameters: int, other: int) -> bool:
-    """Return whether two numbers of parameters are close enough for a fair comparison of models.
-
-    Example:
-        >>> equally_many(24_000, 23_400), equally_many(24_000, 600_000)
-        (True, False)
-    """
+    """Return whether two numbers of parameters are close enough for a fair comparison of models."""
     return abs(parameters - other) <= TOLERANCE * max(parameters, other)
 
 

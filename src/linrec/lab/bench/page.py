@@ -311,12 +311,7 @@ class _Panel(NamedTuple):
 
 
 def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[float]:
-    """Return the ticks whose labels do not overlap, on an axis with `place`: `math.log` or `float`.
-
-    Example:
-        >>> _apart([11664, 4608, 144, 4864], math.log)
-        [144, 4608, 11664]
-    """
+    """Return the ticks whose labels do not overlap, on an axis with `place`: `math.log` or `float`."""
     room = (place(max(ticks)) - place(min(ticks))) / 7
     kept: list[float] = []
     for tick in sorted(set(ticks)):

@@ -237,12 +237,7 @@ def write_inspection(
 
 
 def table(layers: Sequence[Layer]) -> Table:
-    """Return the statistics of each layer as text (HGRN, Qin, Yang and Zhong, 2023, table 12).
-
-    Example:
-        >>> table([Layer("1", torch.tensor([[[0.5, 0.75]]]))]).rows
-        [['1', '2', '0.625', '0.625', '0.0%', '0.0%', '2.5', '3.5']]
-    """
+    """Return the statistics of each layer as text (HGRN, Qin, Yang and Zhong, 2023, table 12)."""
     head, rows = ["layer"], [[layer.name] for layer in layers]
     if any(layer.magnitude is not None for layer in layers):
         head += ["channels", "mean", "median", "above 0.9", "above 0.99", "time scale", "longest"]

@@ -53,12 +53,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def without_folders(value: object) -> str:
-    """Return a text in which absolute local paths have lost their folders.
-
-    Example:
-        >>> without_folders("/home/me/bin/linrec train lm --data.path '/home/me/a b/rose.txt' --out runs/a")
-        "linrec train lm --data.path 'rose.txt' --out runs/a"
-    """
+    """Return a text in which absolute local paths have lost their folders."""
     return BARE.sub(_name, QUOTED.sub(_name, str(value)))
 
 
@@ -71,10 +66,6 @@ def markdown(value: object) -> str:
     """Return a plain text as one line of Markdown.
 
     Characters with a meaning in Markdown are written as entities, which are text inside of HTML tags too.
-
-    Example:
-        >>> markdown("[a](b)\\n# my_text")
-        '&#91;a&#93;(b) &#35; my_text'
     """
     line = " ".join(plain(value).split())
     return MARKS.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), line)

@@ -13,12 +13,6 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
     """Return the score of a result and the name of its split: the test split, or validation without that.
 
     None stands for a score that is missing or null. `metric` is that of `linrec.lab.tasks.judged_by`.
-
-    Example:
-        >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
-        (0.25, 'validation')
-        >>> score_of("accuracy", {"test": {"accuracy": None}, "validation": {}}) is None
-        True
     """
     split = next((name for name in ("test", "validation") if result.get(name)), None)
     if split is None:
@@ -31,12 +25,7 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
 
 
 def better(metric: str, score: float, other: float) -> bool:
-    """Return whether a score is better than another; higher accuracies and lower errors are better.
-
-    Example:
-        >>> better("accuracy", 0.9, 0.5), better("mse", 0.9, 0.5)
-        (True, False)
-    """
+    """Return whether a score is better than another; higher accuracies and lower errors are better."""
     return score > other if metric == "accuracy" else score < other
 
 

@@ -137,12 +137,7 @@ class Stream(ABC):
 
 
 def entropy(probability: Float[np.ndarray, "*n"]) -> float:
-    """Return the mean entropy in nats of coins with these probabilities.
-
-    Example:
-        >>> round(entropy(np.array([0.5])), 4)
-        0.6931
-    """
+    """Return the mean entropy in nats of coins with these probabilities."""
     p = np.asarray(probability)
     terms = (-q * np.log(np.where(q > 0, q, 1)) for q in (p, 1 - p))
     return float(np.mean(sum(terms)))

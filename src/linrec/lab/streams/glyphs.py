@@ -23,17 +23,6 @@ def glyphs(kind: int) -> np.ndarray:
 
     Args:
         kind: 0 for digits, 1 for the letters A to J, 2 for shapes.
-
-    Example:
-        >>> print("\\n".join("".join("_#"[int(pixel)] for pixel in row) for row in glyphs(0)[7]))
-        ________
-        _#####__
-        _____#__
-        ____#___
-        ___#____
-        __#_____
-        __#_____
-        __#_____
     """
     if kind == 2:
         return _shapes()

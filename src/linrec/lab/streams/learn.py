@@ -292,10 +292,6 @@ def learn(
         device: where to compute.
         command: the command line to record.
         told: called after each window.
-
-    Raises:
-        RunFolderError: the folder already holds a run, or with `resume` none.
-        InterruptedRunError: the run was stopped, after its checkpoint was written.
     """
     learning = Learning(config, model, device)
     if not resume:
@@ -338,12 +334,7 @@ def learn(
 
 
 def stored_config(folder: Path, *, trust_code: bool = False) -> LearnConfig:
-    """Return the configuration of a run of `linrec learn`.
-
-    Raises:
-        RunFolderError: the folder is not a run of `linrec learn`.
-        UntrustedCodeError: building the model would import code outside of linrec, without `trust_code`.
-    """
+    """Return the configuration of a run of `linrec learn`."""
     try:
         stored = read_json(folder / CONFIG)["config"]
         check_types(get_type_hints(LearnConfig), stored)
@@ -356,12 +347,7 @@ def stored_config(folder: Path, *, trust_code: bool = False) -> LearnConfig:
 
 
 def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier | LanguageModel:
-    """Return the model of a run of `linrec learn` as its newest checkpoint has it.
-
-    Raises:
-        RunFolderError: there is no checkpoint.
-        CheckpointError: no checkpoint is usable.
-    """
+    """Return the model of a run of `linrec learn` as its newest checkpoint has it."""
     found = load_checkpoint(folder)
     if found is None:
         raise RunFolderError(f"{folder} has no checkpoint.")

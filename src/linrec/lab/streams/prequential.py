@@ -90,10 +90,6 @@ def recoveries(curve: Sequence[float], width: int, regimes: Sequence[Regime]) ->
     Returns:
         For each regime after the first that the curve covers: "start", "regime", "end", the loss of its last
         window, and "steps", a multiple of `width`.
-
-    Example:
-        >>> recoveries([1, 1, 3, 2, 1], 10, [Regime(0, "A"), Regime(20, "B")])
-        [{'start': 20, 'regime': 'B', 'end': 1, 'steps': 20}]
     """
     found = []
     for regime, part in _parts(curve, width, regimes)[1:]:
@@ -118,10 +114,6 @@ def forgotten(
         For each return: "start", "regime", "loss", the loss of the first window minus that of the last window
         before, and "retained", 1 - loss / (untrained - last): 1 if nothing was forgotten, None if nothing was
         learnt.
-
-    Example:
-        >>> forgotten([2, 1, 3, 1.5, 1], 10, [Regime(0, "A"), Regime(20, "B"), Regime(30, "A")], 2)
-        [{'start': 30, 'regime': 'A', 'loss': 0.5, 'retained': 0.5}]
     """
     found, last = [], dict[str, float]()
     for regime, part in _parts(curve, width, regimes):

@@ -298,13 +298,7 @@ def carried_state(checkpoint: Checkpoint, like: Tree, device: torch.device) -> T
 
 
 def packed(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a tree of tensors, arrays and plain values as JSON values; its tensors go to a dict by number.
-
-    Example:
-        >>> tensors = {}
-        >>> unpacked(packed({"steps": 3, "rows": (torch.zeros(2),)}, tensors), tensors)
-        {'steps': 3, 'rows': (tensor([0., 0.]),)}
-    """
+    """Return a tree of tensors, arrays and plain values as JSON values; tensors go to a dict by number."""
     if isinstance(tree, Tensor) or hasattr(tree, "__array__"):
         name = str(len(tensors))
         tensors[name] = torch.as_tensor(tree)

@@ -20,13 +20,7 @@ def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
 def stream_order(n_samples: int, batch_size: int) -> Int64[Tensor, "n"]:
     """Return the order in which each sequence of a batch follows the sequence in its row of the batch before.
 
-        row r of batch i is sample r W + i     with W = floor(n_samples / batch_size) batches
-
-    Example:
-        >>> stream_order(7, batch_size=2).view(-1, 2)
-        tensor([[0, 3],
-                [1, 4],
-                [2, 5]])
+    row r of batch i is sample r W + i     with W = floor(n_samples / batch_size) batches
     """
     n_batches = n_samples // batch_size
     return torch.arange(batch_size * n_batches).view(batch_size, n_batches).T.flatten()

@@ -220,11 +220,6 @@ def as_piece(
 
     The target of a whole sequence is that of its last step. Real targets become pairs (number, whether it
     counts), in a last axis. Steps of padding have inputs of 0.
-
-    Example:
-        >>> piece = as_piece(torch.tensor([[1, 2, 3]]), torch.tensor([7]), None, torch.tensor([2]))
-        >>> piece.targets.tolist(), piece.inputs.tolist(), piece.weight.tolist()
-        ([[-100, 7, -100]], [[1, 2, 0]], [[0.0, 1.0, 0.0]])
     """
     rows, time = inputs.shape[:2]
     is_real = targets.is_floating_point()

@@ -65,11 +65,6 @@ def differentiated(*inputs: Any) -> bool:
     """Return whether autograd must record a function of these inputs; only tensors among them count.
 
     Other calls skip `torch.autograd.Function`, whose overhead exceeds the time of a small recurrence.
-
-    Example:
-        >>> x = torch.ones(2, requires_grad=True)
-        >>> differentiated(x, None), differentiated(x.detach(), None)
-        (True, False)
     """
     # a program is exported in ATen operations, which autograd can differentiate
     if exporting():
@@ -266,16 +261,6 @@ def by_autograd(twin: Callable[[In], Sequence[Tensor]]) -> Adjoint[In, Any]:
 
     The function returns the first outputs of a kernel. The gradients are differentiable. They are partial
     derivatives: an input computed from another input counts as independent, as in a kernel's adjoint.
-
-    Example:
-        >>> class Product(NamedTuple):
-        ...     x: Tensor
-        ...     y: Tensor
-        >>> x = torch.tensor(3.0, requires_grad=True)
-        >>> adjoint = by_autograd(lambda given: (given.x * given.y,))
-        >>> dx, _ = adjoint(Product(x, x), None, (torch.tensor(1.0),), (True, True))
-        >>> torch.autograd.grad(dx, x)
-        (tensor(1.),)
     """
 
     def again(given: In, kept: Any, d: Any, needs: Sequence[bool]) -> list[Tensor | None]:

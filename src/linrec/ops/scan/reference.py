@@ -7,13 +7,7 @@ from linrec.ops.scan.torch import Scan, Values, promoted
 
 
 def scan_reference(given: Scan) -> Values:
-    """Compute y_t = a_t y_{t-1} + x_t step by step.
-
-    Example:
-        >>> a, x = torch.full((1, 1, 1), 0.5), torch.ones(1, 3, 1)
-        >>> scan_reference(Scan(a, x, None, None, False)).y.flatten().tolist()
-        [1.0, 1.5, 1.75]
-    """
+    """Compute y_t = a_t y_{t-1} + x_t step by step."""
     a, x, state, cut, reverse = given
     dtype = promoted(a.dtype, x.dtype)
     y = torch.zeros_like(x[:, 0], dtype=accumulation(dtype)) if state is None else state

@@ -49,12 +49,7 @@ class Values(NamedTuple):
 
 
 def promoted(a: torch.dtype, x: torch.dtype) -> torch.dtype:
-    """Return the dtype of y: the dtype of x, or the dtype of `a` if that is complex.
-
-    Example:
-        >>> promoted(torch.float32, torch.complex64), promoted(torch.float32, torch.bfloat16)
-        (torch.complex64, torch.bfloat16)
-    """
+    """Return the dtype of y: the dtype of x, or the dtype of `a` if that is complex."""
     return a if a.is_complex else x
 
 
