@@ -132,7 +132,8 @@ def long_runs() -> Table:
 def learner_speed() -> Table:
     """Times of chunks by RTRL and by truncated backpropagation, and the bytes of the traces."""
     rows = []
-    for path in sorted((ROOT / "results/learners").glob("*.json")):
+    paths = sorted((ROOT / "results/learners").glob("*.json"))
+    for path in (path for path in paths if not path.stem.endswith("-bias")):
         found = json.loads(path.read_text())
         for row in found["rows"]:
             ms, kib = row["least_ms"], {name: of / 1024 for name, of in row["memory_bytes"].items()}
@@ -144,6 +145,23 @@ def learner_speed() -> Table:
     return header, rows
 
 
+def learner_bias() -> Table:
+    """Cosines of the layers' gradients with those of backpropagation through the whole stream."""
+    (path,) = (ROOT / "results/learners").glob("*-bias.json")
+    rows = [
+        (
+            f"{row['layers']} x `{row['mixer']}`",
+            str(row["time"]),
+            *(
+                ", ".join(f"{of:.3f}" for of in row["cosines"][name])
+                for name in ("chunk", "spatial", "tbptt")
+            ),
+        )
+        for row in json.loads(path.read_text())["rows"]
+    ]
+    return ("stack", "chunk", '`credit="chunk"`', '`credit="spatial"`', "`tbptt`"), rows
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "online_runs": online_runs,
     "add_memory_runs": add_memory_runs,
@@ -151,4 +169,5 @@ TABLES: dict[str, Callable[[], Table]] = {
     "stream_bounds": stream_bounds,
     "long_runs": long_runs,
     "learner_speed": learner_speed,
+    "learner_bias": learner_bias,
 }

@@ -1,6 +1,7 @@
-"""`python -m perf learners`: steps of real-time recurrent learning, beside truncated backpropagation."""
+"""`python -m perf learners`: real-time recurrent learning, beside backpropagation: time, memory and bias."""
 
 import dataclasses
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from linrec import mixers
 from linrec.learning import Learner, build_learner
+from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.trees import leaves
 from perf import engine
 from perf.engine import Report, RowOptions
@@ -29,6 +31,21 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """The mixers and their arguments at width 64."""
 CHUNK, QUICK_CHUNK = 256, 8
+RING = {"r_min": 0.9, "r_max": 0.999}
+STACKS: dict[tuple[str, int], dict[str, Any]] = {
+    ("lru", 2): RING,
+    ("lru", 4): RING,
+    ("min_gru", 2): {},
+    ("gate_loop", 2): {"n_heads": 16, "d_qk": 16},
+}
+"""The mixers and numbers of layers of the stacks whose bias is measured, with arguments at width 16."""
+STEPS, DELAY, SEEDS = 256, 10, (0, 1, 2)
+RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chunk": ("rtrl", {"credit": "chunk"}),
+    "spatial": ("rtrl", {"credit": "spatial"}),
+    "tbptt": ("tbptt", {}),
+}
+"""The learners whose bias is measured: two kinds of credit of `rtrl`, and windows as long as the chunks."""
 TURNS, QUICK_TURNS = 30, 2
 
 
@@ -37,9 +54,11 @@ class LearnersOptions(RowOptions):
     """Time of element-wise RTRL for a chunk of 256 steps, as times of the same chunk by `tbptt`.
 
     Args:
-        out: folder for DEVICE.json.
+        bias: measure the direction of gradients in stacks instead, beside the whole stream's gradient.
+        out: folder for DEVICE.json or, with `bias`, DEVICE-bias.json.
     """
 
+    bias: bool = False
     out: Path = Path("results/learners")
 
 
@@ -60,6 +79,8 @@ class LearnerRow:
 
 def learners(options: LearnersOptions, command: str) -> int:
     """Measure the rows, write and print the results; return the exit status."""
+    if options.bias:
+        return bias(options, command)
     time = QUICK_CHUNK if options.quick else CHUNK
     rows = [LearnerRow(mixer, batch, time) for mixer in ARGUMENTS for batch in (1, 32)]
     # a chunk of a single step, as `learner.step` learns it
@@ -69,6 +90,90 @@ def learners(options: LearnersOptions, command: str) -> int:
     turns = QUICK_TURNS if options.quick else TURNS
     report.measure(taken, lambda row: measure_learner(bench, row, turns))
     return report.finish(show)
+
+
+@dataclass(frozen=True)
+class BiasRow:
+    """A stack of layers, and chunks of `time` steps of a stream."""
+
+    mixer: str
+    layers: int
+    time: int
+
+    @property
+    def name(self) -> str:
+        """The name, such as "4-lru-t16"."""
+        return f"{self.layers}-{self.mixer}-t{self.time}"
+
+
+def bias(options: LearnersOptions, command: str) -> int:
+    """Measure the directions of gradients, write and print the results; return the exit status."""
+    rows = [BiasRow(mixer, layers, time) for mixer, layers in STACKS for time in (1, 16, 64)]
+    taken = engine.selected(options.rows, engine.by_name(rows))
+    steps = 64 if options.quick else STEPS
+    report = Report(options, command, suffix="-bias", steps=steps, seeds=len(SEEDS), delay=DELAY)
+    report.measure(taken, lambda row: measure_bias(row, steps, torch.device(options.device)))
+    return report.finish(show_bias)
+
+
+def measure_bias(row: BiasRow, steps: int, device: torch.device) -> dict[str, Any]:
+    """Return the cosines of the layers' recurrent gradients with those of `bptt`, bottom layer first.
+
+    The target is the input of `DELAY` steps before, in float64, for models at their start. Cosines are means
+    over seeds.
+    """
+    found: dict[str, list[list[float]]] = {name: [] for name in RIVALS}
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        config = SequenceClassifierConfig(
+            n_outputs=16,
+            n_features=16,
+            d_model=16,
+            n_layers=row.layers,
+            mixer=row.mixer,
+            mixer_args=STACKS[row.mixer, row.layers],
+            bidirectional=False,
+            pooling="none",
+        )
+        model = SequenceClassifier(config).double().to(device)
+        x = torch.randn(1, steps, 16, dtype=torch.float64).to(device)
+        y = torch.cat([torch.zeros_like(x[:, :DELAY]), x[:, :-DELAY]], 1)
+        whole = build_learner("bptt", model, loss=squared_error)
+        whole.chunk(x, y)
+        expected = whole.gradients()
+        for name, (learner, arguments) in RIVALS.items():
+            window: dict[str, Any] = {"window": row.time} if learner == "tbptt" else {}
+            rival = build_learner(learner, model, loss=squared_error, **arguments, **window)
+            for part in zip(x.split(row.time, 1), y.split(row.time, 1), strict=True):
+                rival.chunk(*part)
+            found[name].append(cosines(rival.gradients(), expected, row.layers))
+    means = {name: [statistics.fmean(of) for of in zip(*each, strict=True)] for name, each in found.items()}
+    return {"name": row.name, **dataclasses.asdict(row), "cosines": means}
+
+
+def cosines(found: dict[str, Tensor], expected: dict[str, Tensor], layers: int) -> list[float]:
+    """Return the cosine of each layer's mixer's gradient with the expected gradient."""
+
+    def joined(gradients: dict[str, Tensor], layer: int) -> Tensor:
+        of = [g.flatten() for name, g in gradients.items() if f"blocks.{layer}.mixer." in name]
+        return torch.cat([torch.view_as_real(g).flatten() if g.is_complex() else g for g in of])
+
+    pairs = ((joined(found, layer), joined(expected, layer)) for layer in range(layers))
+    return [torch.cosine_similarity(mine, right, 0).item() for mine, right in pairs]
+
+
+def show_bias(console: Console, results: dict[str, Any]) -> None:
+    """Print the cosines of every layer."""
+    show_table(
+        console,
+        "cosine with the gradient of the whole stream, of each layer's mixer, bottom layer first",
+        ("row", *RIVALS),
+        [
+            [row["name"], *(" ".join(f"{of:.3f}" for of in row["cosines"][name]) for name in RIVALS)]
+            for row in results["rows"]
+        ],
+        wrap=tuple(RIVALS),
+    )
 
 
 def make(row: LearnerRow, name: str, device: torch.device) -> Learner:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from linrec.models import LanguageModel, ModelConfig
-from perf import matrix, models, ops
+from perf import learners, matrix, models, ops
 from perf.__main__ import COMMANDS, main
 from tests.tiers import thorough, tiered
 
@@ -36,6 +36,7 @@ FURTHER = [
     ("matrix --heads", "-heads", "rows", 6, "delta-bf16-1x70x1x16x32", "forward: largest step between"),
     ("nonlinear", "", "rows", 2, "lem-n4-t20", "lem-n4-t20 newton x3"),
     ("cells --models cornn unicornn", "", "rows", 5, "unicornn-reversible-eager-t80", "unicornn-reversible"),
+    ("learners --bias --rows 2-lru-t16", "-bias", "rows", 1, "2-lru-t16", "2-lru-t16 0."),
     ("learners --rows lru-b1-t8 lru-b1-t1", "", "rows", 2, "lru-b1-t1", "lru-b1-t1"),
     ("loss --peers", "", "rows", 1, "12x8x20", "12x8x20 logits in one piece"),
     ("models", "", "points", 16, "LRU inference eager 48", "inference, times as fast as the Transformer"),
@@ -157,8 +158,13 @@ def test_help_is_no_error(words):
     assert main([*words, "--help"]) == 0
 
 
-# endings of the names of files in results/ops
-OF_OPERATORS = {"-matrix": matrix.show, "-heads": matrix.show_heads, "-steps": matrix.show_steps}
+# endings of the names of files in results/ops and results/learners
+BY_ENDING = {
+    "-matrix": matrix.show,
+    "-heads": matrix.show_heads,
+    "-steps": matrix.show_steps,
+    "-bias": learners.show_bias,
+}
 
 
 def committed():
@@ -167,7 +173,7 @@ def committed():
         # files of whole runs are no results of `perf`
         if folder in COMMANDS and "growth" not in path.stem:
             show = importlib.import_module(f"perf.{folder}").show
-            show = next((other for part, other in OF_OPERATORS.items() if part in path.stem), show)
+            show = next((other for part, other in BY_ENDING.items() if part in path.stem), show)
             yield pytest.param(path, show, id=f"{folder}/{path.stem}")
 
 
