@@ -1,6 +1,7 @@
 """Learners against autograd over the whole stream, and the laws of their interface, in float64."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from linrec.errors import CheckpointError, DivergedError
 from linrec.learning import build_learner
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.trees import leaves
+from tests.markdown import ROOT
+from tests.tiers import thorough
 
 ELEMENTWISE = [
     ("lru", {}),
@@ -565,6 +568,21 @@ def test_parameters_without_a_trace_are_printed():
     learner = build_learner("rtrl", mixer_of("hawk"), partial=True)
     assert "u.weight" in str(learner) and "Lambda" not in str(learner)
     assert "traces of 66 numbers per row" in str(build_learner("rtrl", mixer_of("lru", d_state=3)))
+
+
+@thorough
+def test_the_page_lists_the_mixers_that_learn_online():
+    text = (ROOT / "docs/which-mixer.md").read_text().split("**Learning online.**")[1].split("\n- **")[0]
+    listed = [set(re.findall(r"`(\w+)`", part)) & {*mixers.names()} for part in text.split("For ")]
+    exact, partial = set(), set()
+    for name in mixers.names():
+        try:
+            (layer,) = learning.build_learner("rtrl", mixers.build(name, 8)).layers
+        except ValueError as error:
+            assert "\n" not in str(error) and "`model`" in str(error), name
+            continue
+        (partial if layer.untraced else exact).add(name)
+    assert listed == [exact, partial]
 
 
 def test_every_learner_is_listed():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from linrec.nn.mixer import Mixer
+from linrec.nn.segment_mixer import SegmentMixer
 from linrec.ops.core.call import Call, Result, handling
 from linrec.trees import Tree, leaves, map_tree
 
@@ -107,6 +108,12 @@ def find_layers(
     found: list[Layer] = []
     for path, mixer in model.named_modules():
         inside = any(not layer.path or path.startswith(f"{layer.path}.") for layer in found)
+        if isinstance(mixer, SegmentMixer):
+            raise ValueError(
+                f"traces need a state that changes at each step; the state of `{path or 'model'}` "
+                f"({type(mixer).__name__}) changes at ends of segments, every {mixer.segment_length} steps. "
+                "Take 'tbptt', whose window may hold several segments."
+            )
         if isinstance(mixer, Mixer) and not inside and leaves(mixer.init_state(1, device="meta")):
             found.append(_probed(path, mixer, traced(mixer)))
     return found
