@@ -176,6 +176,6 @@ def test_errors_that_differ_by_orders_of_magnitude_have_a_logarithmic_axis():
     ]
     (axes,) = drawings("copying", standings(rows))[0].figure.axes
     assert axes.get_yscale() == "log"
-    curves.figure.canvas.draw()
+    axes.figure.canvas.draw()
     shown = [text.get_text() for text in axes.get_yticklabels() if text.get_text()]
     assert len(shown) >= 3
