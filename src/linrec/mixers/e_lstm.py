@@ -27,7 +27,9 @@ __all__ = ["ELSTM"]
 
 
 class ELSTM(NonlinearMixer):
-    """c_t = f_t * c_{t-1} + (1 - f_t) * z_t, h_t = o_t * c_t, where f_t and z_t read their own channel of c.
+    """c_t = f_t * c_{t-1} + (1 - f_t) * z_t, h_t = o_t * c_t.
+
+    Each channel of f_t and z_t reads the same channel of c_{t-1} alone, so the recurrence is element-wise.
 
     F, Z, w_f, w_z, b_f and b_z start at Gaussian values of standard deviation 0.1, as in the released code.
     The output gate starts as torch's Linear. w_f and w_z are marked as group "transition" without weight

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from linrec.lab.tasks import NO_TARGET, Batch, LanguageModeling, TokenSplit
-from linrec.lab.train import ConfigError, InterruptedRunError, TrainConfig, fit, load_run
+from linrec.lab.train import ConfigError, InterruptedRunError, Run, TrainConfig, fit, load_run
 from linrec.lab.train import loop as loop_module
 from linrec.lab.train.checkpoint import CURRENT
 from linrec.lab.train.data import Batches
@@ -48,6 +48,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "memory": MemoryConfig(kind="enhanced_recurrence", **SEGMENT),
     },
 }
+
+
+def batches_of(run: Run) -> Batches:
+    """Return the training batches of a run over texts, whose rows go on from batch to batch."""
+    assert isinstance(run.config.task, LanguageModeling)
+    split, loop = run.config.task.split("train"), run.config.loop
+    return Batches(
+        split, batch_size=loop.batch_size, seed=loop.seed, device=torch.device("cpu"), streams=True
+    )
 
 
 def carrying(
@@ -94,14 +103,7 @@ def test_losses_are_of_one_pass_over_each_stream(
     fit(config, tmp_path / "run")
     run = load_run(tmp_path / "run")
     losses = torch.tensor([record["loss"] for record in run.metrics if record["split"] == "train"])
-    assert isinstance(run.config.task, LanguageModeling)
-    batches = Batches(
-        run.config.task.split("train"),
-        batch_size=config.loop.batch_size,
-        seed=config.loop.seed,
-        device=torch.device("cpu"),
-        streams=True,
-    )
+    batches = batches_of(run)
     expected = []
     for epoch in range(2):
         with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.cli.dispatch import run as linrec
-from linrec.lab.tasks import NO_TARGET, Batch, LanguageModeling
+from linrec.lab.tasks import NO_TARGET, Batch
 from linrec.lab.train import (
     ConfigError,
     DivergedError,
@@ -22,7 +22,6 @@ from linrec.lab.train import (
     get_recipe,
     load_run,
 )
-from linrec.lab.train.data import Batches
 from linrec.lab.train.fabric import make_fabric
 from linrec.lab.train.learner import LearnerStep, make_step
 from linrec.lab.train.step import Objective, train_step
@@ -37,7 +36,7 @@ from linrec.trees import leaves
 from tests.tiers import tiered
 
 from .conftest import LOOP
-from .test_carried import carrying
+from .test_carried import batches_of, carrying
 from .test_resume import assert_same_run, crash_at, stop_at
 
 Tiny = Callable[..., TrainConfig]
@@ -207,15 +206,8 @@ def test_a_carried_memory_is_that_of_one_pass_over_each_stream(tiny: Tiny, tmp_p
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     fit(config, tmp_path / "run")
     run = load_run(tmp_path / "run")
-    assert isinstance(run.config.task, LanguageModeling)
     norms = [record["grad_norm"] for record in run.metrics if record["split"] == "train"]
-    batches = Batches(
-        run.config.task.split("train"),
-        batch_size=config.loop.batch_size,
-        seed=config.loop.seed,
-        device=torch.device("cpu"),
-        streams=True,
-    )
+    batches = batches_of(run)
     expected = []
     for epoch in range(2):
         by_hand = build_learner("rtrl", run.model().train())

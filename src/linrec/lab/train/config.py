@@ -174,8 +174,8 @@ class LoopConfig:
 class TrainConfig:
     """The complete configuration of a run: task, model, optimiser and training loop.
 
-    The task determines the model's `vocab_size` or `n_features`, and its `n_outputs` and `pairs`; some tasks
-    know these values only after their data are loaded. `mixer_args` is completed with the mixer's defaults,
+    The task determines the model's `vocab_size` or `n_features`, `n_outputs` and `pairs`. Some tasks know
+    these values only after their data are loaded. `mixer_args` is completed with the mixer's defaults,
     so that a stored configuration is complete.
 
     Args:

@@ -137,7 +137,7 @@ class LearnerStep:
         self._learner.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next batch begins with: the numbers of steps and updates, and a carried memory."""
+        """Return the numbers of steps, updates and rows, and the memory if batches carry it."""
         memory = flat_memory(self._learner.memory if self._carries else None)
         counts = {"steps": self._learner.steps, "updates": self._learner.updates}
         return counts | {"rows": self._learner.n_rows, "memory": memory}
