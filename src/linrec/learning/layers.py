@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from typing_extensions import override
 
 from linrec.nn.mixer import Mixer
 from linrec.nn.segment_mixer import SegmentMixer
@@ -55,20 +56,16 @@ class Layer(NamedTuple):
 
 
 class Past(NamedTuple):
-    """One call of a layer, without the graph of the layers below.
+    """One call of a layer.
 
     Args:
-        x: the input (b, t, d_model).
-        state: the state before the call.
-        starts: the traced channels of that state, leaves of the graph.
-        options: the keyword arguments, such as `reset`.
+        starts: the traced channels of the state before the call, leaves of the graph.
+        weights: the traced parameters, a copy (b, *shape of p) for each row; for a single row, themselves.
         last: the traced channels after the call (b, n).
     """
 
-    x: Tensor
-    state: Tree
     starts: list[Tensor]
-    options: dict[str, Any]
+    weights: list[Tensor]
     last: Tensor
 
 
@@ -252,33 +249,14 @@ def influences(layer: Layer, past: Past) -> tuple[list[Tensor], Tensor]:
         d h_T[o(p)] / d p for each traced parameter p, with the state before the call held, (b, *shape of p),
         complex where the state is; and d h_T / d h_0, the product of the transitions, (b, n).
     """
-    if not layer.owners:
+    if not past.weights:
         return [], past.last
-    weights, rows = [layer.weights[name] for name in layer.owners], len(past.x)
-    if rows == 1:
-        found = _influences(past.last, weights, past.starts)
-        return [g[None] for g in found[0]], found[1]
-    # each row has weights of its own, so that one backward pass keeps the rows apart
-    copies = [p.detach().expand(rows, *p.shape).requires_grad_() for p in weights]
-    fixed = {name: p.detach() for name, p in layer.weights.items() if name not in layer.owners}
-    state, starts = split(past.state, layer.parts)
-    timed = {name: value for name, value in past.options.items() if isinstance(value, Tensor)}
-
-    def last(copies: list[Tensor], x: Tensor, state: Tree, timed: dict[str, Tensor]) -> Tensor:
-        row = map_tree(lambda tensor: tensor[None], (x, state))
-        options = past.options | {name: value[None] for name, value in timed.items()}
-        given = fixed | dict(zip(layer.owners, copies, strict=True))
-        return channels(functional_call(layer.mixer, given, row, options)[1], layer.parts)[0]
-
-    h = vmap(last, randomness="different")(copies, past.x, state, timed)
-    return _influences(h, copies, starts)
-
-
-def _influences(h: Tensor, weights: Sequence[Tensor], starts: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    (real, factor), *imaginary = (_gradients(part.sum(), [*weights], starts) for part in _parts_of(h))
-    if not imaginary:
-        return real, factor
-    return [torch.complex(re, im) for re, im in zip(real, imaginary[0][0], strict=True)], factor.conj()
+    found = [_gradients(part.sum(), past.weights, past.starts) for part in _parts_of(past.last)]
+    shapes = [(len(past.last), *owner.shape) for owner in layer.owners.values()]
+    of_weights = [[g.view(shape) for g, shape in zip(gs, shapes, strict=True)] for gs, _ in found]
+    if not past.last.is_complex():
+        return of_weights[0], found[0][1]
+    return [torch.complex(re, im) for re, im in zip(*of_weights, strict=True)], found[0][1].conj()
 
 
 @contextmanager
@@ -293,52 +271,69 @@ def watching(
             only, and so do gradients of these copies of parameters, by path and name.
     """
     calls: dict[str, Past] = {}
-    # a layer's second run must not be watched
-    busy: set[str] = set()
 
-    def watch(layer: Layer) -> list[Any]:
-        given: list[Any] = []
-
-        def before(mixer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            if layer.path in busy:
-                return None
+    def watched(layer: Layer, run: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(x: Tensor, state: Tree | None = None, **options: Any) -> tuple[Tensor, Tree]:
             if layer.path in calls:
                 raise ValueError(f"`{layer.path}` must run once in a call of the model; it runs again.")
-            x, *others = arguments
-            options = dict(options)
-            state = others[0] if others else options.pop("state", None)
             if state is None:
                 state = layer.mixer.init_state(len(x), device=x.device)
             state, starts = split(state, layer.parts)
-            given[:] = x, state, starts, options
-            return (x if one_step is None else x.detach(), state), options
-
-        def after(mixer: nn.Module, arguments: Any, options: Any, output: tuple[Tensor, Tree]) -> Any:
-            if layer.path in busy:
-                return None
-            x, state, starts, options = given
-            last = channels(output[1], layer.parts) if starts else x.new_zeros(len(x), 0)
-            calls[layer.path] = Past(x.detach(), map_tree(Tensor.detach, state), starts, options, last)
+            own, seen = layer.weights, x if one_step is None else x.detach()
+            weights = [own[name] for name in layer.owners]
+            if len(x) == 1 or not weights:
+                y, after = run(seen, state, **options)
+            else:
+                weights = [p.expand(len(x), *p.shape) for p in weights]
+                y, after = _by_rows(_Run(layer.mixer, run), layer, weights, seen, state, options)
+            last = channels(after, layer.parts) if starts else x.new_zeros(len(x), 0)
+            calls[layer.path] = Past(starts, weights, last)
             if one_step is None:
-                return None
-            busy.add(layer.path)
-            weights = {name: p.detach() for name, p in layer.weights.items()} | dict(one_step[layer.path])
+                return y, after
+            held = {f"mixer.{name}": p.detach() for name, p in own.items()}
+            held |= {f"mixer.{name}": p for name, p in one_step[layer.path].items()}
             with handling(_same_step):
-                y, _ = functional_call(mixer, weights, (x, calls[layer.path].state), options)
-            busy.discard(layer.path)
-            return output[0] + (y - y.detach()), output[1]
+                same, _ = functional_call(
+                    _Run(layer.mixer, run), held, (x, map_tree(Tensor.detach, state)), options
+                )
+            return y + (same - same.detach()), after
 
-        return [
-            layer.mixer.register_forward_pre_hook(before, with_kwargs=True),
-            layer.mixer.register_forward_hook(after, with_kwargs=True),
-        ]
+        return forward
 
-    handles = [handle for layer in layers for handle in watch(layer)]
     try:
+        for layer in layers:
+            layer.mixer.forward = watched(layer, layer.mixer.forward)  # type: ignore[method-assign]
         yield calls
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer in layers:
+            vars(layer.mixer).pop("forward", None)
+
+
+class _Run(nn.Module):
+    """A mixer without its hooks, which have seen the call, for `functional_call`."""
+
+    def __init__(self, mixer: Mixer, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.mixer, self.run = mixer, run
+
+    @override
+    def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tree]:
+        return self.run(*arguments, **options)
+
+
+def _by_rows(
+    run: _Run, layer: Layer, weights: list[Tensor], x: Tensor, state: Tree, options: dict[str, Any]
+) -> tuple[Tensor, Tree]:
+    """Run each row with traced parameters of its own, so that one backward pass keeps the rows apart."""
+    others = {f"mixer.{name}": p for name, p in layer.weights.items() if name not in layer.owners}
+    timed = {name: value for name, value in options.items() if isinstance(value, Tensor)}
+
+    def row(weights: list[Tensor], x: Tensor, state: Tree, timed: dict[str, Tensor]) -> Tree:
+        given = others | {f"mixer.{name}": p for name, p in zip(layer.owners, weights, strict=True)}
+        arguments, one = map_tree(lambda tensor: tensor[None], ((x, state), timed))
+        return map_tree(lambda tensor: tensor[0], functional_call(run, given, arguments, options | one))
+
+    return vmap(row, randomness="different")(weights, x, state, timed)
 
 
 def _same_step(call: Call, proceed: Callable[[], Result]) -> Result:

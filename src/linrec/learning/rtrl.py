@@ -433,7 +433,7 @@ def _trace_dtype(layer: Layer, p: nn.Parameter) -> torch.dtype:
 def _error(past: Past, rest: Iterator[Tensor | None]) -> Tensor:
     """Return dL/dh_0 of a call's traced channels, (b, n), from the gradients that follow."""
     parts = [torch.zeros_like(start) if (g := next(rest)) is None else g for start in past.starts]
-    return torch.cat(parts, 1) if parts else past.x.new_zeros(len(past.x), 0)
+    return torch.cat(parts, 1) if parts else past.last
 
 
 @contextmanager
