@@ -16,9 +16,8 @@ from linrec import mixers
 from linrec.lab.tasks.dynamics import Adding
 from linrec.lab.train import LoopConfig, get_recipe
 from linrec.lab.train.fabric import deterministic, matmul_precision
-from linrec.lab.train.step import EAGER_STEPS
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
-from linrec.models.compilation import compiling
+from linrec.models.compilation import EAGER_STEPS, compiling
 from linrec.models.config import mixer_parameters
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, UNROLLED

@@ -13,10 +13,9 @@ from rich.console import Console
 from linrec.generation import stream
 from linrec.generation.precision import with_weights_cast
 from linrec.generation.prefill import prefill
-from linrec.generation.steps import EAGER_STEPS
 from linrec.literals import Precision
 from linrec.models import LanguageModel, ModelConfig
-from linrec.models.compilation import with_parts_compiled
+from linrec.models.compilation import EAGER_STEPS, with_parts_compiled
 from linrec.ops.attention import AttentionCache
 from linrec.trees import leaves
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile

@@ -13,6 +13,7 @@ from torch import Tensor
 from linrec import mixers
 from linrec.learning import Learner, build_learner
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
+from linrec.models.compilation import EAGER_STEPS
 from linrec.trees import leaves
 from perf import engine
 from perf.engine import Report, RowOptions
@@ -176,13 +177,13 @@ def show_bias(console: Console, results: dict[str, Any]) -> None:
     )
 
 
-def make(row: LearnerRow, name: str, device: torch.device) -> Learner:
+def make(row: LearnerRow, name: str, device: torch.device, *, capture: bool = False) -> Learner:
     """Return a learner of the mixer alone, with a squared error at every step and plain gradient descent."""
     torch.manual_seed(0)
     mixer = mixers.get(row.mixer)(row.size, **ARGUMENTS[row.mixer]).to(device)
     optimizer = torch.optim.SGD(mixer.parameters(), lr=1e-6)
     options = {"window": row.time} if name == "tbptt" else {}
-    return build_learner(name, mixer, optimizer, loss=squared_error, **options)
+    return build_learner(name, mixer, optimizer, loss=squared_error, capture=capture, **options)
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -204,7 +205,10 @@ def check_learner(row: LearnerRow, x: Tensor, y: Tensor) -> None:
 
 
 def measure_learner(bench: Bench, row: LearnerRow, turns: int) -> dict[str, Any]:
-    """Check RTRL, then time it and `tbptt` in turns; the load of the machine changes within seconds."""
+    """Check RTRL, then time it and `tbptt` in turns, as the load of the machine changes within seconds.
+
+    On a CUDA device, both are timed as replayed graphs too.
+    """
     result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED}
     random = torch.Generator(bench.device).manual_seed(1)
     x, y = (
@@ -213,34 +217,49 @@ def measure_learner(bench: Bench, row: LearnerRow, turns: int) -> dict[str, Any]
     if wrong := engine.failure(lambda: check_learner(row, x, y)):
         return result | {"error": wrong}
     taken = {name: make(row, name, bench.device) for name in ("tbptt", "rtrl")}
+    if bench.on_cuda:
+        taken |= {f"{name} captured": make(row, name, bench.device, capture=True) for name in taken}
     times: dict[str, list[float]] = {name: [] for name in taken}
-    for turn in range(turns + 2):
+    warm = EAGER_STEPS + 2
+    for turn in range(turns + warm):
         for name, learner in taken.items():
             once = bench.time_once(lambda learner=learner: learner.chunk(x, y))  # type: ignore[misc]
-            # the first turns compile and fill caches
-            if turn > 1:
+            # the first turns compile, fill caches and capture
+            if turn >= warm:
                 times[name].append(once)
     ms = {name: min(found) for name, found in times.items()}
     n_bytes = {
-        name: sum(part.nbytes for part in leaves(learner.memory) if isinstance(part, Tensor))
-        for name, learner in taken.items()
+        name: sum(part.nbytes for part in leaves(taken[name].memory) if isinstance(part, Tensor))
+        for name in ("tbptt", "rtrl")
     }
-    ratio = ms["rtrl"] / ms["tbptt"]
-    return result | {"least_ms": ms, "ratio": ratio, "turns": turns, "memory_bytes": n_bytes}
+    result |= {"least_ms": ms, "ratio": ms["rtrl"] / ms["tbptt"], "turns": turns, "memory_bytes": n_bytes}
+    if bench.on_cuda:
+        result["captured_ratio"] = ms["rtrl captured"] / ms["tbptt captured"]
+    return result
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the times, their ratio and the memory, then the errors."""
+    """Print the times, their ratios and the memory, then the errors."""
+    names = "tbptt", "rtrl"
+    captured = any("captured_ratio" in row for row in results["rows"])
     show_table(
         console,
         "fewest milliseconds of a chunk; RTRL's time as times of TBPTT's; KiB that a learner carries",
-        ("row", "tbptt", "rtrl", "x", "KiB tbptt", "KiB rtrl"),
+        (
+            "row",
+            *names,
+            "x",
+            *(("captured", "captured", "x") if captured else ()),
+            *(f"KiB {n}" for n in names),
+        ),
         [
             [
                 row["name"],
-                *(f"{row['least_ms'][name]:.2f}" for name in ("tbptt", "rtrl")),
+                *(f"{row['least_ms'][name]:.2f}" for name in names),
                 f"{row['ratio']:.2f}",
-                *(f"{row['memory_bytes'][name] / 1024:.1f}" for name in ("tbptt", "rtrl")),
+                *(f"{row['least_ms'][f'{name} captured']:.2f}" for name in names if captured),
+                *([f"{row['captured_ratio']:.2f}"] if captured else []),
+                *(f"{row['memory_bytes'][name] / 1024:.1f}" for name in names),
             ]
             for row in results["rows"]
             if "ratio" in row

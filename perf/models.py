@@ -18,8 +18,8 @@ from linrec.lab.train import LoopConfig, OptimConfig
 from linrec.lab.train.fabric import make_fabric, matmul_precision, seed_all
 from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.progress import Interrupt
-from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import SequenceClassifier
+from linrec.models.compilation import EAGER_STEPS, CapturedStep
 from perf.encoders import BASELINE, ENCODERS, Encoder, Size
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_names, say
 from perf.table import draw_panels, show_errors, show_table

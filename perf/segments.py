@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from linrec.lab.bench.variants import parse_variant
 from linrec.lab.train.fabric import matmul_precision
-from linrec.lab.train.step import EAGER_STEPS, CapturedStep
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.compilation import compiling, with_parts_compiled
+from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
 from perf.engine import Options, Report, attempt, bench_of, check_names, check_profile
 from perf.kernels import profile_of

@@ -23,10 +23,10 @@ from linrec.lab.train.fabric import (
     uses_compile,
 )
 from linrec.lab.train.optim import make_optimizers, set_learning_rate
-from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
+from linrec.lab.train.step import Objective, train_step
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
-from linrec.models.compilation import compiling
+from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling
 from linrec.models.config import spelled
 from perf.encoders import MIXER_ARGUMENTS
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile, large_product, say

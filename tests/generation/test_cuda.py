@@ -108,9 +108,9 @@ def test_a_state_whose_parts_change_places(monkeypatch):
     model = build("hgru", dtype=torch.float32).cuda()
     hidden = model.hidden
 
-    def rotating(tokens, layers=None, *, reset=None):
+    def rotating(tokens, layers=None, **options):
         layers = layers if layers is None else tuple(layers)
-        x, (first, second) = hidden(tokens, layers, reset=reset)
+        x, (first, second) = hidden(tokens, layers, **options)
         return x, (second, layers[0] if layers is not None else first)
 
     monkeypatch.setattr(model, "hidden", rotating)

@@ -16,8 +16,8 @@ from linrec.generation import fingerprint, generate, pad_prompts, prefill, strea
 from linrec.generation.noise import uniforms
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.state import named
-from linrec.generation.steps import EAGER_STEPS, Buffers, Steps
-from linrec.models.compilation import compiling, with_parts_compiled
+from linrec.generation.steps import Buffers, Steps
+from linrec.models.compilation import EAGER_STEPS, compiling, with_parts_compiled
 from linrec.nn.row_linear import RowLinear
 from linrec.testing import assert_agree
 from linrec.trees import leaves

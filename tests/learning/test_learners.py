@@ -513,6 +513,7 @@ def test_several_optimisers_share_the_parameters():
         ),
         (lambda: build_learner("dense_rtrl", mixer_of("gru", 65)), "65"),
         (lambda: build_learner("rtrl", mixer_of("lru").bfloat16()), "bfloat16"),
+        (lambda: build_learner("dense_rtrl", mixer_of("exp_rnn", base="start", rebase_every=2)), "every 2"),
         (lambda: build_learner("online_lru", mixer_of("gru")), "lru"),
         (lambda: build_learner("lstm_1997", mixer_of("gru")), "lstm"),
         (lambda: build_learner("bptt", mixer_of("gru")).step(torch.ones(1, 4), torch.ones(1, 4)), "chunk"),

@@ -18,13 +18,12 @@ from linrec.literals import Precision
 from linrec.mixers import Mixer, State
 from linrec.mixers.attention import Attention, AttentionState
 from linrec.models import LanguageModel
-from linrec.models.compilation import compiling, with_parts_compiled
+from linrec.models.compilation import EAGER_STEPS, compiling, with_parts_compiled
 from linrec.models.ragged import RaggedState
 from linrec.ops.attention import AttentionCache
 from linrec.ops.core.kernel import successors
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it
-EAGER_STEPS = 3
 # products with a single row are sums of products, which the compiler fuses with each other and with what
 # follows; they read weights at the memory's rate only after tuning
 SINGLE = {"coordinate_descent_tuning": True, "combo_kernels": True}

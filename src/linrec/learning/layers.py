@@ -280,7 +280,7 @@ def watching(
                 state = layer.mixer.init_state(len(x), device=x.device)
             state, starts = split(state, layer.parts)
             own, seen = layer.weights, x if one_step is None else x.detach()
-            weights = [own[name] for name in layer.owners]
+            weights: list[Tensor] = [own[name] for name in layer.owners]
             if len(x) == 1 or not weights:
                 y, after = run(seen, state, **options)
             else:

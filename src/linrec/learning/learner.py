@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from linrec.errors import CheckpointError, DivergedError
 from linrec.models import LanguageModel, SequenceClassifier
+from linrec.models.compilation import CapturedStep
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.mixer import Mixer
 from linrec.rules import at_least
@@ -106,6 +107,8 @@ class Learner(ABC):
         update_every: steps between updates, counted from the start; "chunk" updates at the end of a chunk. A
             chunk is learnt in pieces that end at updates.
         clip_norm: maximum norm of the gradients at an update; None disables clipping.
+        capture: on a CUDA device, replay pieces of one shape as a CUDA graph: a single launch in place of
+            hundreds. The model must not read values on the host. Losses and gradients are the same.
 
     Attributes:
         name: the learner's name.
@@ -132,6 +135,7 @@ class Learner(ABC):
         loss: Loss | None = None,
         update_every: int | Literal["chunk"] = "chunk",
         clip_norm: float | None = None,
+        capture: bool = False,
     ) -> None:
         _check_streams(model)
         if update_every != "chunk":
@@ -142,12 +146,13 @@ class Learner(ABC):
         if optimizer is not None:
             self.optimizers = [*optimizer] if isinstance(optimizer, Sequence) else [optimizer]
         self.loss = step_losses if loss is None else loss
-        self.update_every, self.clip_norm = update_every, clip_norm
+        self.update_every, self.clip_norm, self.capture = update_every, clip_norm, capture
         self.steps = self.updates = 0
         self.memory: dict[str, Tree] | None = None
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._gradients: list[Tensor | None] = [None] * len(self._named)
         self._weight = 0.0
+        self._captured: CapturedStep | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -395,9 +400,8 @@ class Learner(ABC):
         if memory is None:
             memory = self.first_memory(len(piece.inputs), piece.inputs.device)
         weight = float(piece.inputs.shape[:2].numel() if piece.weight is None else piece.weight.sum())
-        # a layer's own loss counts once per update, which divides by the weights of its pieces
-        with weighing_losses(weight):
-            learnt = self.learn(piece, memory)
+        run = self._replayed if self.capture and piece.inputs.is_cuda else self._weighed
+        learnt = run(piece, memory, weight)
         if learnt.memory.keys() != memory.keys():
             raise ValueError(
                 f"`learn` of `{self.name}` must return the entries of `first_memory`, {sorted(memory)}; got "
@@ -412,6 +416,28 @@ class Learner(ABC):
         ]
         self._weight += weight
         self.steps += piece.inputs.shape[1]
+        return learnt
+
+    def _weighed(self, piece: Piece, memory: dict[str, Tree], weight: float | Tensor) -> Learnt:
+        # a layer's own loss counts once per update, which divides by the weights of its pieces
+        with weighing_losses(weight):
+            return self.learn(piece, memory)
+
+    def _replayed(self, piece: Piece, memory: dict[str, Tree], weight: float) -> Learnt:
+        """Learn from a piece by a CUDA graph, once a few pieces of the same shape were learnt eagerly."""
+
+        def step(weight: Tensor, *arguments: Tensor | None) -> None:
+            given = iter(arguments[len(Piece._fields) :])
+            held = map_tree(lambda leaf: next(given), self._form)
+            learnt = self._weighed(Piece(*arguments[: len(Piece._fields)]), held, weight)  # type: ignore[arg-type]
+            self._learnt = map_tree(Tensor.detach, learnt)
+
+        if self._captured is None:
+            self._captured = CapturedStep(step, in_place=lambda: self.parameters)
+        self._form = memory
+        self._captured(torch.tensor(weight, device=piece.inputs.device), *piece, *leaves(memory))
+        # a replay overwrites the results of the last one
+        learnt: Learnt = map_tree(Tensor.clone, self._learnt)
         return learnt
 
     def _check(self, piece: Piece) -> None:

@@ -14,6 +14,7 @@ from linrec.learning.learner import Learner, Learnt, Piece
 from linrec.mixers.lru import LRU
 from linrec.mixers.lstm import LSTM
 from linrec.nn.added_loss import weighing_losses
+from linrec.nn.orthogonal import Orthogonal
 from linrec.rules import choice, require
 from linrec.trees import Tree, leaves, map_tree
 
@@ -70,7 +71,7 @@ class RTRL(Learner):
     def __init__(self, *args: Any, credit: Credit = "chunk", partial: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         choice(Credit, credit=credit)
-        _require_precision(self)
+        _check_parameters(self)
         self.credit, self.partial = credit, partial
         self.layers = self.find_layers()
         for layer in self.layers:
@@ -310,7 +311,7 @@ class DenseRTRL(Learner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        _require_precision(self)
+        _check_parameters(self)
         n = _joined(super().first_memory(1, torch.device("meta"))["state"]).shape[1]
         require(
             n <= LARGEST,
@@ -416,8 +417,18 @@ def _parted(h: Tensor, like: Tree) -> Tree:
     return map_tree(part, like)
 
 
-def _require_precision(learner: Learner) -> None:
-    """Raise ValueError for parameters in half precision: products of many decays near 1 need more digits."""
+def _check_parameters(learner: Learner) -> None:
+    """Raise ValueError for parameters whose traces would be wrong.
+
+    Products of many decays near 1 need more digits than half precision has. A trace belongs to a parameter
+    of one meaning, which a base that moves changes.
+    """
+    for path, module in learner.model.named_modules():
+        require(
+            not isinstance(module, Orthogonal) or module.rebase_every is None,
+            f"traces need parameters that keep their meaning; the base of `{path}` moves every "
+            f"{getattr(module, 'rebase_every', None)} updates. Pass `rebase_every=None`.",
+        )
     for name, p in learner.model.named_parameters():
         require(
             p.dtype in (torch.float32, torch.float64),

@@ -11,7 +11,7 @@ from linrec.ops.core.ambient import Ambient
 
 __all__ = ["weighing_losses", "with_loss"]
 
-_WEIGHT = Ambient("weight of added losses", 1.0)
+_WEIGHT: Ambient[float | Tensor] = Ambient("weight of added losses", 1.0)
 
 
 def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tensor, "*shape"]:
@@ -28,7 +28,7 @@ def with_loss(y: Float[Tensor, "*shape"], loss: Float[Tensor, ""]) -> Float[Tens
     return joined
 
 
-def weighing_losses(weight: float) -> AbstractContextManager[float]:
+def weighing_losses(weight: float | Tensor) -> AbstractContextManager[float | Tensor]:
     """Multiply losses that are added within by `weight`: 1 / n for each of n micro-batches.
 
     The gradients of n micro-batches then add up to the gradient of the batch, for a loss that is a mean over
@@ -36,9 +36,9 @@ def weighing_losses(weight: float) -> AbstractContextManager[float]:
     model with `recompute`. In compiled models, layers with a loss are graph breaks within.
 
     Args:
-        weight: the factor, which replaces the factor of a context around this one.
+        weight: the factor, a number or a scalar tensor. It replaces the factor of a context around this one.
     """
-    return _WEIGHT.set(weight, compiled=weight != 1)
+    return _WEIGHT.set(weight, compiled=isinstance(weight, Tensor) or weight != 1)
 
 
 class _WithLoss(torch.autograd.Function):

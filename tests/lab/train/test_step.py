@@ -2,10 +2,8 @@ import dataclasses
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -19,8 +17,6 @@ from linrec.lab.train import LoopConfig, TrainConfig
 from linrec.lab.train.fabric import make_fabric
 from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.step import (
-    EAGER_STEPS,
-    CapturedStep,
     Objective,
     evaluate,
     reads_values,
@@ -284,75 +280,6 @@ def test_equal_blocks_share_one_compilation(mixer: str | tuple[str, ...]) -> Non
     torch.testing.assert_close(outcome.loss, expected.loss)
     # of each kind of block one, or two where layers differ in a number, and the loss
     assert len(compiled) <= 1 + 2 * len([mixer] if isinstance(mixer, str) else mixer)
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a log of captures and replays, with stand-ins for the streams and graphs of CUDA."""
-    found: list[str] = []
-
-    class Graph:
-        def replay(self) -> None:
-            found.append("replay")
-
-    @contextmanager
-    def capturing(graph: Graph, stream: Any) -> Iterator[None]:
-        found.append("capture")
-        yield
-
-    stand_ins = {"Stream": mock.Mock, "current_stream": mock.Mock, "stream": nullcontext}
-    for name, stand_in in {**stand_ins, "CUDAGraph": Graph, "graph": capturing}.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    return found
-
-
-def test_eager_calls_do_not_change_the_graph_of_the_other_calls(log: list[str]) -> None:
-    def step(x: torch.Tensor, reset: torch.Tensor | None) -> None:
-        log.append("step" if reset is None else "step with resets")
-
-    captured = CapturedStep(step, unless=lambda x, reset: reset is not None)
-    x, reset = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    for _ in range(EAGER_STEPS):
-        captured(x, reset)
-        captured(x, None)
-    assert log == ["step with resets", "step"] * EAGER_STEPS
-    log.clear()
-    for given in (None, reset, None):
-        captured(x, given)
-    assert log == ["capture", "step", "replay", "step with resets", "replay"]
-
-
-def test_none_in_other_places_is_captured_again(log: list[str]) -> None:
-    captured = CapturedStep(lambda x, dt: log.append("step"))
-    x = torch.zeros(2, 3)
-    for dt in (x, None, x):
-        for _ in range(EAGER_STEPS + 2):
-            captured(x, dt)
-    assert log == [*["step"] * EAGER_STEPS, "capture", "step", "replay", "replay"] * 3
-
-
-def test_other_tensors_in_place_are_captured_again(log: list[str]) -> None:
-    held = [torch.zeros(2)]
-    captured = CapturedStep(
-        lambda x: log.append("step"), unless=lambda x: not held, in_place=lambda: list(held)
-    )
-    x, kept = torch.zeros(2, 3), held[0]
-    fresh = [*["step"] * EAGER_STEPS, "capture", "step", "replay", "replay"]
-    for _ in range(EAGER_STEPS + 2):
-        captured(x)
-    assert log == fresh
-    log.clear()
-    # away for one call, which runs eagerly
-    held.clear()
-    captured(x)
-    held.append(kept)
-    captured(x)
-    assert log == ["step", "replay"]
-    log.clear()
-    held[:] = [torch.zeros(2)]
-    for _ in range(EAGER_STEPS + 2):
-        captured(x)
-    assert log == fresh
 
 
 class OnMeta(TorchDispatchMode):

@@ -54,7 +54,6 @@ from linrec.lab.train.records import MetricsLog, Result, provenance
 from linrec.lab.train.run import RESULT, note_resumed, open_run_folder, read_result, write_json
 from linrec.lab.train.start import build_model
 from linrec.lab.train.step import (
-    CapturedStep,
     Carried,
     Objective,
     evaluate,
@@ -63,7 +62,7 @@ from linrec.lab.train.step import (
     train_step,
 )
 from linrec.models import LanguageModel
-from linrec.models.compilation import compiling
+from linrec.models.compilation import CapturedStep, compiling
 from linrec.ops.nonlinear_scan import OPERATOR, ConvergenceError
 from linrec.trees import leaves
 

@@ -1,7 +1,6 @@
 """One training step, its replay as a CUDA graph, and evaluation."""
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +17,6 @@ from linrec.models import LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.trees import Tree, leaves, map_tree, replaced
-
-EAGER_STEPS = 3
 
 
 class Outcome(NamedTuple):
@@ -336,67 +333,3 @@ def may_skip(fabric: Fabric, objective: Objective, batches: Iterable[Batch]) -> 
             # values of a later batch may choose other parameters
             found = found or reads_values(objective.model, row) or bool(skipped_parameters(objective, row))
     return any_process(fabric, found)
-
-
-class CapturedStep:
-    """A training step that is captured as a CUDA graph and replayed: a single launch instead of hundreds.
-
-    The first calls run the step eagerly, so that kernels are compiled and tuned and the optimiser's state is
-    created; the next call captures the graph. Arguments of other shapes, or with None in other places, start
-    again from eager calls. The step must return None and update its state in place.
-
-    Args:
-        step: a function of tensors on a CUDA device.
-        unless: a function of the same arguments that returns whether this call must run eagerly. Eager calls
-            do not change the graph of the other calls. None is for steps without these calls.
-        in_place: a function that returns the tensors that the step reads and writes where they are, besides
-            its arguments, and that others may replace. Other tensors than before start again from eager
-            calls. None is for steps without these tensors.
-    """
-
-    def __init__(
-        self,
-        step: Callable[..., None],
-        *,
-        unless: Callable[..., bool] | None = None,
-        in_place: Callable[[], Sequence[Tensor]] | None = None,
-    ) -> None:
-        self._step = step
-        self._unless = unless
-        self._in_place = in_place
-        self._tensors: Sequence[Tensor] = ()
-        self._stream = torch.cuda.Stream()
-        self._shapes: list[tuple[int, ...] | None] = []
-        self._arguments: tuple[Tensor | None, ...] = ()
-
-    def __call__(self, *arguments: Tensor | None) -> None:
-        """Run the step once."""
-        if self._unless is not None and self._unless(*arguments):
-            self._run(*arguments)
-            return
-        shapes = [None if argument is None else tuple(argument.shape) for argument in arguments]
-        tensors = () if self._in_place is None else self._in_place()
-        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
-        if shapes != self._shapes or not same:
-            self._shapes, self._tensors, self._calls, self._arguments = shapes, tensors, 0, ()
-            self._graph = torch.cuda.CUDAGraph()
-        self._calls += 1
-        if self._calls <= EAGER_STEPS:
-            self._run(*arguments)
-            return
-        if not self._arguments:
-            self._arguments = tuple(None if a is None else a.clone() for a in arguments)
-            with torch.cuda.graph(self._graph, stream=self._stream):
-                self._step(*self._arguments)
-        for static, argument in zip(self._arguments, arguments, strict=True):
-            if static is not None and argument is not None:
-                static.copy_(argument)
-        self._graph.replay()
-
-    def _run(self, *arguments: Tensor | None) -> None:
-        """Run the step eagerly."""
-        # on the capture stream, because autograd remembers the stream on which its nodes were created
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._step(*arguments)
-        torch.cuda.current_stream().wait_stream(self._stream)
