@@ -6,7 +6,7 @@ A section of that file is a part of a source, and a line of it is a row of the p
 
 The name in linrec is a mixer, or has its kind in front of it: `operator`, `memory`, `preset`, `learner`,
 `task` or `stream`. Dotted paths are objects, and `linrec ...` and `python -m perf ...` are commands.
-Semicolons separate several names. `open`, or `open: what is missing`, stands in the place of the names or
+Semicolons separate several names. `open`, or `open: the missing part`, stands in the place of the names or
 after them, and `left out: the reason` in the place of the names. A row without tests has the usual tests of
 its names, `TESTS`. Results are headings of pages below docs, or paths in the source tree.
 """
@@ -47,7 +47,7 @@ NAME = re.compile(rf"(?:({'|'.join(PAGES)}) )?([\w-]+)(?:\((.*)\))?")
 
 
 class Name(NamedTuple):
-    """A name in linrec: its kind, what it names, its arguments as text, and all of it as written."""
+    """A name in linrec: its kind, the name without arguments, the arguments as text, and the whole text."""
 
     kind: str
     base: str
@@ -75,7 +75,7 @@ class Name(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the page: what a section of a source names, and what linrec has of it."""
+    """A row of the page: a name in a section of a source, and its names, tests and results in linrec."""
 
     section: str
     what: str
@@ -113,7 +113,7 @@ def parsed(section: str, what: str, value: str) -> Row:
     """Return the row of the line `what = value`."""
     cells = [" ".join(cell.split()) for cell in value.split("|")]
     names, tests, results = (*cells, "", "")[:3]
-    # what is missing may have semicolons too
+    # the text about the missing part may have semicolons too
     named, missing = re.fullmatch(r"(.*?)(?:(?:^|; )(open(?:: .+)?|left out: .+))?", names).groups("")
     entries = [entry.strip() for entry in named.split(";") if entry.strip()]
     if len(cells) > 3 or not (entries or missing) or (entries and missing.startswith("left out")):
