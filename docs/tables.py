@@ -45,6 +45,7 @@ from linrec.ops.core.call import Call, Result, handling, unhandled
 # tests load this file by its path, so what lies beside it is not on the path of imports
 sys.path.insert(0, str(Path(__file__).parent))
 
+import coverage_tables
 import stream_tables
 
 ROOT = Path(__file__).parents[1]
@@ -306,6 +307,12 @@ def mixer_imports() -> str:
     return "".join(f"    from linrec.mixers.{file} import {name} as {name}\n" for file, name in named)
 
 
+def coverage() -> str:
+    """Every section of the sources with what it names, in a table for each."""
+    parts = [f"## {title}\n{markdown_table(*table)}" for title, table in coverage_tables.sections()]
+    return "\n" + "\n".join(parts)
+
+
 PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
 
 
@@ -320,10 +327,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixer_literal": mixer_literal,
     "mixers_with_dt": lambda: mixer_literal([name for name in mixers.names() if mixers.get(name).takes_dt]),
     "mixer_imports": mixer_imports,
+    "coverage": coverage,
 }
 TABLES |= {
     name: functools.partial(lambda table: markdown_table(*table()), table)
-    for name, table in stream_tables.TABLES.items()
+    for name, table in (stream_tables.TABLES | coverage_tables.TABLES).items()
 }
 
 
