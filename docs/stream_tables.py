@@ -139,9 +139,22 @@ def learner_speed() -> Table:
             ms, kib = row["least_ms"], {name: of / 1024 for name, of in row["memory_bytes"].items()}
             name = found["device"]["name"].removeprefix("Intel(R) ")
             cells = [f"{of:.2f}" for of in (ms["tbptt"], ms["rtrl"], row["ratio"])]
+            captured = ms.get("tbptt captured"), ms.get("rtrl captured"), row.get("captured_ratio")
+            cells += ["" if of is None else f"{of:.2f}" for of in captured]
             sizes = f"{row['batch']} x {row['time']}"
             rows.append((name, f"`{row['mixer']}`", sizes, *cells, f"{kib['rtrl']:,.1f}"))
-    header = ("on", "mixer", "rows x steps", "`tbptt`, ms", "`rtrl`, ms", "times", "KiB of `rtrl`")
+    header = (
+        "on",
+        "mixer",
+        "rows x steps",
+        "`tbptt`, ms",
+        "`rtrl`, ms",
+        "times",
+        "`tbptt` captured, ms",
+        "`rtrl` captured, ms",
+        "times",
+        "KiB of `rtrl`",
+    )
     return header, rows
 
 

@@ -345,8 +345,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/layers.py",
-        "return real, factor\n",
-        "return real, torch.ones_like(factor)\n",
+        "return of_weights[0], found[0][1]\n",
+        "return of_weights[0], torch.ones_like(found[0][1])\n",
         "focused_backpropagation: traces do not decay",
         (
             LEARNERS,

@@ -36,7 +36,8 @@ class IndRNN(Mixer):
     """h_t = sigma(W x_t + u * h_{t-1} + b), |u| <= gamma^(1/T): each channel sees its own past alone.
 
     W x is computed for all steps at once. The rest is a loop over time in plain torch, with three operations
-    on channels per step. Stacked layers mix the channels, through W and the channel mixing.
+    on channels per step, which learners such as `rtrl` go through too. Stacked layers mix the channels,
+    through W and the channel mixing.
 
     The paper clips u after every update, and so does the released code. `after_update` does this, which
     `linrec train` and learners call; other training loops call it themselves. Between an update and this

@@ -14,8 +14,8 @@ x input, x' = SiLU(conv(x)), c memory cells, n normaliser, h hidden state, z cel
 forget gate, o output gate, m stabiliser, y output, t time, * the product of channels. All W and R are
 block-diagonal, a block per head. c and n are kept times exp(-m_t).
 
-The gates see h_{t-1}, so steps run one by one: the recurrence is not linear, and no scan computes it. With
-gates that are stabilised by m, `linrec.nn.slstm_steps` runs it.
+The gates see h_{t-1}, so steps run one by one, under learners too: the recurrence is not linear, and no scan
+computes it. With gates that are stabilised by m, `linrec.nn.slstm_steps` runs it.
 """
 
 import math
