@@ -423,10 +423,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "lstm": {
         "torch": {},
         "forget bias": {"forget_bias": 1.0, "mode": "recurrent"},
+        "UR-LSTM": {"refine": True, "uniform_init": True},
     },
     "gru": {
         "torch": {},
         "paper": {"reset_after": False},
+        "refined": {"refine": True, "chrono": 50},
     },
     "on_lstm": {
         "chunks": {"chunk_size": 2},
