@@ -17,22 +17,22 @@ SplitName: TypeAlias = Literal["train", "validation", "test"]
 MixerName: TypeAlias = Literal[
     # table: mixer_literal
     "aft", "antisymmetric_rnn", "attention", "block_recurrent", "block_state", "cfc",
-    "compressive_transformer", "cornn", "decaying_fast_weights", "delta_delta_net", "delta_lstm", "delta_net",
-    "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn", "flash_gau",
-    "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla", "gru",
-    "gru_d", "gss", "h3", "hawk", "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn", "infini_attention",
-    "irnn", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "lipschitz_rnn", "liquid_s4",
-    "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3", "mega", "min_gru",
-    "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights", "ode_rnn",
-    "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5", "rwkv6",
-    "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "tarnn", "tnn", "trans_normer",
-    "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "compressive_transformer", "cornn", "ctrnn", "decaying_fast_weights", "delta_delta_net", "delta_lstm",
+    "delta_net", "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn",
+    "flash_gau", "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla",
+    "gru", "gru_d", "gss", "h3", "hawk", "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn", "infini_attention",
+    "irnn", "jordan", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "lipschitz_rnn",
+    "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3", "mega",
+    "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights",
+    "ode_rnn", "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5",
+    "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "strongly_typed_rnn",
+    "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
 TAKES_DT = (
     # table: mixers_with_dt
-    "cfc", "gru_d", "lru", "ltc", "mamba", "ode_fast_weights", "ode_rnn", "s4d", "s5",
+    "cfc", "ctrnn", "gru_d", "lru", "ltc", "mamba", "ode_fast_weights", "ode_rnn", "s4d", "s5",
     # end of table
 )
 """Names of the mixers that take irregular steps."""
@@ -55,6 +55,7 @@ OTHER_NAMES: dict[str, str] = {
     "block_state": "Block-State Transformer, BST",
     "cfc": "closed-form continuous-time network",
     "cornn": "coupled oscillatory RNN",
+    "ctrnn": "continuous-time RNN, continuous-time recurrent neural network",
     "decaying_fast_weights": "T2FW",
     "delta_delta_net": "recurrent fast weight programmer, RFWP",
     "delta_lstm": "recurrent fast weight programmer, RFWP",
@@ -89,6 +90,7 @@ OTHER_NAMES: dict[str, str] = {
     "ind_rnn": "independently recurrent neural network",
     "infini_attention": "Infini-Transformer",
     "irnn": "incremental RNN, incrementally evolving RNN",
+    "jordan": "Jordan network, Jordan RNN",
     "kda": "Kimi Linear, Kimi, Kimi delta attention, KimiLinearDeltaAttention",
     "lem": "long expressive memory",
     "lfm2": "gated short convolution, LFM, Lfm2ShortConv",
@@ -142,6 +144,9 @@ OTHER_NAMES: dict[str, str] = {
     "slstm": "xLSTM, scalar LSTM, extended long short-term memory",
     "sru": "simple recurrent unit",
     "srwm": "self-referential weight matrix",
+    "strongly_typed_rnn": "strongly-typed recurrent neural network, T-LSTM",
+    'strongly_typed_rnn(variant="gru")': "T-GRU",
+    'strongly_typed_rnn(variant="rnn")': "T-RNN",
     "tarnn": "time adaptive recurrent neural network",
     "tnn": "Toeplitz neural network, gated Toeplitz unit, GTU",
     "trans_normer": "TransNormerLLM, NormLinearAttention",

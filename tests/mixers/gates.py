@@ -9,6 +9,6 @@ from torch import Tensor
 def assert_uniform(found: Tensor, low: float, high: float) -> None:
     """Assert that numbers are in a range, and uniform by the test of Kolmogorov and Smirnov at 1%."""
     start = ((found - low) / (high - low)).sort().values
-    assert -1e-4 < start[0] and start[-1] < 1 + 1e-4
+    assert start[0] > -1e-4 and start[-1] < 1 + 1e-4
     steps = (torch.arange(len(start)) + 0.5) / len(start)
     assert (start - steps).abs().max() < 1.63 / math.sqrt(len(start))

@@ -420,6 +420,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "tanh": {},
         "IRNN": {"activation": "relu", "init": "identity"},
     },
+    "strongly_typed_rnn": {
+        "T-LSTM": {},
+        "T-GRU": {"variant": "gru"},
+        "T-RNN": {"variant": "rnn"},
+    },
+    "jordan": {
+        "paper": {"mu": 0.5, "d_hidden": 6},
+        "textbooks": {"activation": "sigmoid"},
+    },
+    "ctrnn": {
+        "rate": {"n_steps": 2},
+        "potential": {"variant": "potential", "activation": "sigmoid", "solver": "rk4", "n_steps": 1},
+    },
     "lstm": {
         "torch": {},
         "forget bias": {"forget_bias": 1.0, "mode": "recurrent"},

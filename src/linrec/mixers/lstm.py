@@ -62,9 +62,9 @@ class LSTM(NonlinearMixer):
     Source:
         Hochreiter and Schmidhuber, Long Short-Term Memory (1997); Gers, Schmidhuber and Cummins, Learning to
         Forget (2000); Jozefowicz, Zaremba and Sutskever, An Empirical Exploration of Recurrent Network
-        Architectures (2015). The form is that of torch.nn.LSTM, without peepholes. Tallec and Ollivier, Can
-        Recurrent Neural Networks Warp Time? (2018), equation 16; Gu and others, Improving the Gating Mechanism
-        of Recurrent Neural Networks (2020).
+        Architectures (2015). The form is that of torch.nn.LSTM, without peepholes. `chrono`: Tallec and
+        Ollivier, Can Recurrent Neural Networks Warp Time? (2018). `refine` and `uniform_init`: Gu and others,
+        Improving the Gating Mechanism of Recurrent Neural Networks (2020).
 
     Example:
         >>> mixer = LSTM(64)
@@ -88,8 +88,8 @@ class LSTM(NonlinearMixer):
         start = start_of_gates(d_model, chrono=chrono, uniform_init=uniform_init)
         require(
             forget_bias is None or start is None,
-            f"`forget_bias` must be None beside `chrono` and `uniform_init`; got {forget_bias}. Each says how "
-            "the forget gate starts.",
+            f"`forget_bias` must be None beside `chrono` and `uniform_init`; got {forget_bias}. Each says "
+            "how the forget gate starts.",
         )
         self.refine = refine
 

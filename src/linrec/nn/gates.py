@@ -26,8 +26,8 @@ __all__ = [
     "log_refined",
     "positive",
     "spread",
-    "start_of_gates",
     "stable_exponential",
+    "start_of_gates",
 ]
 
 MagnitudeActivation = Literal["sigmoid", "stable_exp"]
