@@ -8,8 +8,8 @@
     h_t = f_t * h_{t-1} + z_t * o_t                                                         T-GRU
     c_t = f_t * c_{t-1} + (1 - f_t) * z_t     h_t = c_t * o_t                               T-LSTM
 
-x is the input, t time, z the features, f the forget gate, o the output gate, tau tanh, c the memory, and h the
-output. No matrix multiplies a state, so the recurrence is linear and element-wise.
+x is the input, t time, z the features, f the forget gate, o the output gate, tau tanh, c the memory, and h
+the output. No matrix multiplies a state, so the recurrence is linear and element-wise.
 """
 
 from typing import Literal, NamedTuple
@@ -51,9 +51,9 @@ class StronglyTypedRNN(Mixer):
     | T-GRU | `variant="gru"` |
     | T-LSTM | `variant="lstm"` |
 
-    All gates see inputs alone, so `scan` computes the recurrence, and `linrec.learning.RTRL` learns it exactly.
-    A T-LSTM is a QRNN over two steps whose features have no tanh, and whose output gate has tanh in place of the
-    sigmoid.
+    All gates see inputs alone, so `scan` computes the recurrence, and `linrec.learning.RTRL` learns it
+    exactly. A T-LSTM is a QRNN over two steps whose features have no tanh, and whose output gate has tanh in
+    place of the sigmoid.
 
     Weights start as in torch's Linear; the paper draws them uniform in +- 0.08 or 0.1. W_f, V_f and b_f are
     marked as group "transition" without weight decay.
