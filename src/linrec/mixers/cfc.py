@@ -133,7 +133,8 @@ class CfC(NonlinearMixer):
         if not self.mixed_memory:
             return self._closed_form(h, Wx, dt, *weights)
         Wx, Vx = Wx[..., : -4 * self.d_model], Wx[..., -4 * self.d_model :]
-        h, m = lstm_before(*h.chunk(2, -1), Vx, weights[0])
+        h, m = h.chunk(2, -1)
+        h, m = lstm_before(h, m, Vx, weights[0])
         return torch.cat([self._closed_form(h, Wx, dt, *weights[1:]), m], -1)
 
     def _closed_form(self, h: Tensor, Wx: Tensor, dt: Tensor, W_h: Tensor, *weights: Tensor) -> Tensor:

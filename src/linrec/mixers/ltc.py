@@ -132,7 +132,8 @@ class LTC(NonlinearMixer):
         x, D = inputs[..., : self.d_model], inputs[..., -1:] / self.n_steps
         if not self.mixed_memory:
             return fused(v, x, D, *parameters)
-        v, m = lstm_before(*v.chunk(2, -1), inputs[..., self.d_model : -1], parameters[0])
+        v, m = v.chunk(2, -1)
+        v, m = lstm_before(v, m, inputs[..., self.d_model : -1], parameters[0])
         return torch.cat([fused(v, x, D, *parameters[1:]), m], -1)
 
     def _make_synapses(self, d_model: int) -> None:

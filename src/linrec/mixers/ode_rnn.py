@@ -144,7 +144,8 @@ class OdeRNN(NonlinearMixer):
     def _cell(self, h: Tensor, inputs: Tensor, *weights: Tensor) -> Tensor:
         """Return h_t."""
         Wx, dt = inputs[..., :-1], inputs[..., -1:]
-        U, *layers = weights if self.inputs == "gru" else (None, *weights)
+        U = weights[0] if self.inputs == "gru" else None
+        layers = weights if U is None else weights[1:]
 
         def f(h: Tensor) -> Tensor:
             W, b, *further = layers

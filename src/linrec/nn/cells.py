@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -269,7 +269,12 @@ def solve(
         torchdiffeq = import_extra("torchdiffeq", f'solver="{solver}"')
         ends = torch.arange(2, dtype=time.dtype, device=time.device)
         # a step ends at 1, because interpolation within a longer step is less accurate
-        options = {"rtol": rtol, "atol": atol, "method": solver, "options": {"step_t": ends[1:]}}
+        options: dict[str, Any] = {
+            "rtol": rtol,
+            "atol": atol,
+            "method": solver,
+            "options": {"step_t": ends[1:]},
+        }
         integrate = torchdiffeq.odeint
         if adjoint is not None:
             integrate = torchdiffeq.odeint_adjoint
