@@ -41,13 +41,24 @@ def test_bilinear_is_the_trapezoid_rule():
     assert_agree((after - x) / h, (A @ x + B + A @ after + B) / 2)
 
 
-@pytest.mark.parametrize("method", ["zoh", "bilinear"])
+def test_euler_follows_the_slope_and_is_stable_for_short_steps_alone():
+    A, B = system()
+    x = torch.randn(4, generator=generator(2), dtype=torch.float64)
+    Abar, Bbar = discretize(StateSpace(A, B), 0.3, "euler")
+    assert_agree(Abar @ x + Bbar, x + 0.3 * (A @ x + B))
+    # eigenvalues -1 to -8
+    for step, stable in ((0.24, True), (0.26, False)):
+        A, _ = discretize(matrices("legs", 8), step, "euler")
+        assert bool(torch.linalg.eigvals(A).abs().max() < 1) == stable
+
+
+@pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
 def test_a_system_that_stands_still_adds_its_input_up(method):
     Abar, Bbar = discretize(StateSpace(torch.zeros(2, 2), torch.tensor([1.0, 2.0])), 0.25, method)
     assert_agree((Abar, Bbar), (torch.eye(2), torch.tensor([0.25, 0.5])))
 
 
-@pytest.mark.parametrize("method", ["zoh", "bilinear"])
+@pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
 def test_steps_and_systems_broadcast(method):
     one, several = system(), system(3)
     h = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
@@ -58,7 +69,7 @@ def test_steps_and_systems_broadcast(method):
             assert_agree((found.A[i], found.B[i]), expected)
 
 
-@pytest.mark.parametrize("method", ["zoh", "bilinear"])
+@pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
 def test_gradients_are_finite_differences(method):
     A, B = (part.requires_grad_() for part in system(2, N=3))
     h = torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)
@@ -72,7 +83,7 @@ def test_large_steps_stay_stable(method):
         assert torch.linalg.eigvals(A).abs().max() < 1
 
 
-@pytest.mark.parametrize("method", ["zoh", "bilinear"])
+@pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_single(method, dtype):
     given = StateSpace(*(x.to(dtype) for x in matrices("legs", 6)))

@@ -28,7 +28,8 @@ def by_hand(mixer, x):
 
     def f(h, x):
         drive = mixer.U.weight @ x + mixer.U.bias
-        return mixer.alpha * A @ h + torch.tanh(W @ h + drive)
+        slope = mixer.alpha * A @ h + torch.tanh(W @ h + drive)
+        return slope if mixer.U_g is None else slope * torch.sigmoid(W @ h + mixer.U_g(x))
 
     rows = []
     for row in range(len(x)):
@@ -47,6 +48,7 @@ def by_hand(mixer, x):
     [
         {"epsilon": 0.1, "init_std": 2.0, "gamma": 0.3, "alpha": 0.5},
         {"solver": "midpoint", "epsilon": 0.2, "beta": 0.6, "init_std": 2.0},
+        {"gate": True, "epsilon": 0.2, "init_std": 2.0},
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_equations(arguments, mode):

@@ -77,6 +77,35 @@ def test_long_times_reach_an_equilibrium_between_the_potentials():
     assert slope(mixer, v[0], inputs()[0, 0]).abs().max() < 1e-5
 
 
+def test_the_general_form_is_the_papers_equation():
+    """A fused step is implicit in v, and explicit in f."""
+    mixer, x = make(variant="network", n_steps=2), inputs()
+    dt = 0.5 + torch.rand(2, TIME, generator=generator(1), dtype=torch.float64)
+    with torch.no_grad():
+        for seed, parameter in enumerate(mixer.parameters()):
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator(seed), dtype=parameter.dtype)
+    tau, A = mixer.log_tau.exp(), mixer.A
+    v, outputs = torch.zeros(2, D, dtype=x.dtype), []
+    for t in range(TIME):
+        step = dt[:, t, None] / 2
+        for _ in range(2):
+            drive = (mixer.scale[0] * x[:, t] + mixer.offset[0]) @ mixer.W.weight.T + mixer.W.bias
+            f = torch.sigmoid(drive + v @ mixer.R.weight.T)
+            after = (v + step * f * A) / (1 + step / tau + step * f)
+            assert_agree(after - v, step * (-(1 / tau + f) * after + f * A))
+            v = after
+        outputs.append(mixer.scale[1] * v + mixer.offset[1])
+    assert_agree(mixer(x, dt=dt), (torch.stack(outputs, 1), v))
+
+
+def test_potentials_of_the_general_form_stay_within_a_over_any_time():
+    mixer = make(variant="network")
+    _, v = mixer(100 * inputs(), dt=torch.full((2, TIME), 1e6))
+    assert (v.abs() <= mixer.A.abs()).all()
+    assert sum(p.numel() for p in mixer.parameters()) == 2 * D * D + 7 * D
+    assert sum(p.numel() for p in make(mixed_memory=True).parameters()) == 16 * D * D + 11 * D
+
+
 def test_initial_values_and_groups():
     mixer = make(100)
     for parameter, low, high in (

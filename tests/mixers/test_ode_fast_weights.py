@@ -76,6 +76,26 @@ def test_the_weights_solve_the_differential_equation_of_the_rule(solution, argum
         torch.testing.assert_close(state[row], last, rtol=1e-6, atol=1e-6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["hebb", "oja", "delta"])
+def test_plain_rules_have_no_tanh_and_no_softmax(rule):
+    mixer, (x, dt) = make(rule=rule, plain=True, solver="euler"), inputs()
+    y, state = mixer(x, dt=dt)
+    for row in range(2):
+        Ws = torch.zeros(HEADS, N, N, dtype=x.dtype)
+        for t in range(TIME):
+            q, beta = mixer.q(x[row, t]).view(HEADS, N), mixer.kvb(x[row, t]).view(HEADS, -1)
+            k, v, beta = beta.split([N, N, 1], -1)
+            for W, k_h, v_h, strength in zip(Ws, k, v, dt[row, t] * torch.sigmoid(beta), strict=True):
+                stored_k, stored_v = W.T @ v_h, W @ k_h
+                right = k_h - stored_k if rule == "oja" else k_h
+                left = v_h - stored_v if rule == "delta" else v_h
+                W += strength * torch.outer(left, right)
+            read = torch.cat([W @ q_h for W, q_h in zip(Ws, q, strict=True)])
+            assert_agree(y[row, t], mixer.out(read))
+        assert_agree(state[row], Ws.flatten(1))
+
+
 def test_a_held_input_may_be_cut_anywhere():
     x, dt = inputs()
     whole, last = make(n_steps=40)(x, dt=dt)

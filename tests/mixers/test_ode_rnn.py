@@ -39,8 +39,9 @@ def by_hand(mixer: OdeRNN, x: torch.Tensor, dt: torch.Tensor, n_steps: int) -> t
     """h of every step; the path is followed by Runge and Kutta's 3/8 method of order four."""
 
     def f(h):
+        drive = 0 if mixer.inputs == "gru" else mixer.W.weight @ x[row, t]
         for layer in mixer.f[:-1]:
-            h = torch.tanh(layer(h))
+            h, drive = torch.tanh(layer(h) + drive), 0
         return mixer.f[-1](h)
 
     rows = []
@@ -54,26 +55,42 @@ def by_hand(mixer: OdeRNN, x: torch.Tensor, dt: torch.Tensor, n_steps: int) -> t
                 k3 = f(h + step * (k2 - k1 / 3))
                 k4 = f(h + step * (k1 - k2 + k3))
                 h = h + step / 8 * (k1 + 3 * k2 + 3 * k3 + k4)
-            u, r, n = mixer.W(x[row, t]).chunk(3)
-            U_u, U_r, U_n = mixer.U.weight.chunk(3)
-            u, r = torch.sigmoid(u + U_u @ h), torch.sigmoid(r + U_r @ h)
-            h = u * h + (1 - u) * torch.tanh(n + U_n @ (r * h))
+            if mixer.inputs == "gru":
+                u, r, n = mixer.W(x[row, t]).chunk(3)
+                U_u, U_r, U_n = mixer.U.weight.chunk(3)
+                u, r = torch.sigmoid(u + U_u @ h), torch.sigmoid(r + U_r @ h)
+                h = u * h + (1 - u) * torch.tanh(n + U_n @ (r * h))
             outputs.append(h)
         rows.append(torch.stack(outputs))
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("solver", tiered(["rk4"], ["dopri8"]))
-def test_the_layer_and_its_gradients_are_the_papers_equations(solver):
-    if solver == "dopri8":
+@pytest.mark.parametrize("inputs_to", ["gru", "field"])
+@pytest.mark.parametrize("solver", tiered(["rk4"], ["dopri8", "adjoint"]))
+def test_the_layer_and_its_gradients_are_the_papers_equations(solver, inputs_to):
+    if solver != "rk4":
         pytest.importorskip("torchdiffeq", reason="needs torchdiffeq: pip install 'linrec[ode]'")
-    mixer = spread(make(solver=solver, n_steps=60, rtol=1e-9, atol=1e-10))
+    adjoint, solver = solver == "adjoint", "dopri8" if solver == "adjoint" else solver
+    options = {"rtol": 1e-9, "atol": 1e-10, "adjoint": adjoint, "inputs": inputs_to}
+    mixer = spread(make(solver=solver, n_steps=60, **options))
     x, dt = (tensor.requires_grad_() for tensor in inputs())
     ours, theirs = mixer(x, dt=dt)[0], by_hand(mixer, x, dt, 60)
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
     wanted = [x, dt, *mixer.parameters()]
     found, expected = (torch.autograd.grad(y.square().sum(), wanted) for y in (ours, theirs))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_adjoint_equation_stores_no_states_within_a_step():
+    pytest.importorskip("torchdiffeq", reason="needs torchdiffeq: pip install 'linrec[ode]'")
+    x, dt = inputs()
+    stored = []
+    for adjoint in (False, True):
+        mixer, kept = spread(make(solver="dopri5", inputs="field", adjoint=adjoint)), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+            mixer(x, dt=dt)
+        stored.append(sum(tensor.numel() for tensor in kept))
+    assert stored[1] < stored[0] / 5
 
 
 def test_an_adaptive_solver_streams():
@@ -108,7 +125,9 @@ def test_initial_values():
     for layer in (*mixer.f, mixer.W, mixer.U):
         assert layer.weight.std().item() == pytest.approx(0.1, rel=0.02)
         assert layer.bias is None or not layer.bias.any()
-    assert sum(p.numel() for p in make().parameters()) == 7 * (D + 1) + 7 * 8 + D * 8 + 3 * D * (2 * D + 1)
+    field = 7 * (D + 1) + 7 * 8 + D * 8
+    assert sum(p.numel() for p in make().parameters()) == field + 3 * D * (2 * D + 1)
+    assert sum(p.numel() for p in make(inputs="field").parameters()) == field + 7 * D
 
 
 def test_what_cannot_run_is_refused(monkeypatch):
@@ -117,6 +136,8 @@ def test_what_cannot_run_is_refused(monkeypatch):
         ({"n_steps": 0}, "`n_steps` must be at least 1; got 0"),
         ({"n_layers": 0}, "`n_layers` must be at least 1; got 0"),
         ({"atol": 0.0}, "`atol` must be positive and finite; got 0"),
+        ({"inputs": "fields"}, "did you mean 'field'"),
+        ({"adjoint": True}, "`adjoint` needs an adaptive solver, .*; got 'euler'"),
     ):
         with pytest.raises(ValueError, match=message):
             make(**arguments)

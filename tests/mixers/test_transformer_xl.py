@@ -60,6 +60,49 @@ def test_outputs_are_the_papers_sums_over_pairs(arguments):
     assert_agree(y[0, 6:], by_pairs(mixer, x[0], begin=6))
 
 
+def by_pairs_of_other_positions(mixer, x):
+    """One row, pair by pair, with rotary positions as complex numbers, or with T5's biases."""
+    T, M, heads = mixer.segment_length, mixer.memory_length, (mixer.n_heads, mixer.d_head)
+    q, k, v = (linear(x).unflatten(-1, heads) for linear in (mixer.q, mixer.k, mixer.v))
+    outputs = []
+    for i in range(len(x)):
+        first, scores = max(0, i // T * T - M), []
+        for j in range(first, i + 1):
+            if mixer.bias is None:
+                angles = [(i - j) / 10_000 ** (2 * c / mixer.d_head) for c in range(mixer.d_head // 2)]
+                turn = torch.tensor(
+                    [complex(math.cos(a), math.sin(a)) for a in angles], dtype=torch.complex128
+                )
+                left, right = (torch.view_as_complex(z.unflatten(-1, (-1, 2))) for z in (q[i], k[j]))
+                product = (left * turn * right.conj()).real.sum(-1)
+                scores.append(product / math.sqrt(mixer.d_head))
+            else:
+                # 16 distances have a bucket of their own
+                scores.append((q[i] * k[j]).sum(-1) / math.sqrt(mixer.d_head) + mixer.bias.w[:, i - j])
+        weights = torch.stack(scores).softmax(0)
+        outputs.append((weights[..., None] * v[first : i + 1]).sum(0).flatten())
+    return mixer.out(torch.stack(outputs))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "t5"])
+def test_other_positions_are_sums_over_pairs(positions):
+    mixer, x = build(d_head=4, positions=positions), torch.randn(1, 15, 6, dtype=torch.float64)
+    if positions == "t5":
+        nn.init.normal_(mixer.bias.w)
+    assert_agree(mixer(x)[0][0], by_pairs_of_other_positions(mixer, x[0]))
+    own = 0 if positions == "rotary" else 2 * 32
+    assert sum(p.numel() for p in mixer.parameters()) == 4 * 6 * 8 + own
+
+
+def test_layers_without_u_and_v_share_nothing():
+    arguments = {"segment_length": 4, "positions": "t5"}
+    config = ModelConfig(vocab_size=5, d_model=8, n_layers=2, mixer="transformer_xl", mixer_args=arguments)
+    first, second = (mixer.bias for mixer in LanguageModel(config).mixers)
+    assert first is not second
+    with pytest.raises(ValueError, match=r"`clamp` and `untie_biases` are of .*; got positions='rotary'"):
+        build(d_head=4, positions="rotary", clamp=4)
+
+
 def test_no_gradient_reaches_the_inputs_of_a_segment_before():
     mixer, x = build(), torch.randn(1, 12, 6, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(mixer(x)[0][:, 8:].sum(), x)

@@ -399,6 +399,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "lipschitz_rnn": {
         "paper": {},
         "midpoint": {"solver": "midpoint", "beta": 0.6, "epsilon": 0.1, "gamma": 0.1, "init_std": 2.0},
+        "gate": {"gate": True, "epsilon": 0.1, "gamma": 0.1, "init_std": 2.0},
     },
     "noisy_rnn": {
         # the mixers of the laws are in training, where noise makes every call different
@@ -420,13 +421,28 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "tanh": {},
         "IRNN": {"activation": "relu", "init": "identity"},
     },
+    "strongly_typed_rnn": {
+        "T-LSTM": {},
+        "T-GRU": {"variant": "gru"},
+        "T-RNN": {"variant": "rnn"},
+    },
+    "jordan": {
+        "paper": {"mu": 0.5, "d_hidden": 6},
+        "textbooks": {"activation": "sigmoid"},
+    },
+    "ctrnn": {
+        "rate": {"n_steps": 2},
+        "potential": {"variant": "potential", "activation": "sigmoid", "solver": "rk4", "n_steps": 1},
+    },
     "lstm": {
         "torch": {},
         "forget bias": {"forget_bias": 1.0, "mode": "recurrent"},
+        "UR-LSTM": {"refine": True, "uniform_init": True},
     },
     "gru": {
         "torch": {},
         "paper": {"reset_after": False},
+        "refined": {"refine": True, "chrono": 50},
     },
     "on_lstm": {
         "chunks": {"chunk_size": 2},
@@ -526,6 +542,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ltc": {
         "paper": {},
         "two steps": {"n_steps": 2},
+        "network": {"variant": "network", "n_steps": 2},
+        "mixed memory": {"n_steps": 1, "mixed_memory": True},
     },
     "lru": {
         "paper": {},
@@ -665,11 +683,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "delta": {"n_heads": 2},
         "Oja": {"rule": "oja", "solver": "midpoint", "n_steps": 2},
         "Hebb": {"rule": "hebb", "n_heads": 2, "solver": "euler"},
+        # the rules of Oja and delta diverge at the inputs of the laws, which are long vectors
+        "plain": {"n_heads": 2, "plain": True, "rule": "hebb", "solver": "euler"},
         "tanh before": {"n_heads": 2, "tanh_after": False, "solver": "euler", "n_steps": 2},
     },
     "ode_rnn": {
         "paper": {"d_hidden": 5},
         "rk4": {"d_hidden": 4, "n_layers": 1, "solver": "rk4", "n_steps": 2},
+        "neural ODE": {"d_hidden": 4, "n_layers": 1, "inputs": "field", "solver": "rk4"},
         "midpoint": {"d_hidden": 3, "n_layers": 3, "solver": "midpoint", "n_steps": 3},
     },
     "qrnn": {
@@ -800,6 +821,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "two segments of gradients": {"segment_length": 2, "memory_length": 1, "detach": 2, "init_std": 0.5},
         "no recurrence": {"segment_length": 3, "memory_length": 0, "init_std": 0.5},
+        "rotary": {"n_heads": 2, "segment_length": 3, "positions": "rotary", "init_std": 0.5},
+        "T5": {"n_heads": 2, "segment_length": 3, "positions": "t5", "init_std": 0.5},
     },
     "trans_normer": {
         "paper": {},

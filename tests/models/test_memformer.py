@@ -49,6 +49,16 @@ def test_it_is_the_released_code() -> None:
         assert (model.get_parameter(name.removeprefix("gradient.")).grad - gradient).abs().max() < 1e-13
 
 
+def test_several_updates_are_those_of_the_released_code() -> None:
+    """The file's metadata has the commit and the layer."""
+    numbers = safetensors.torch.load_file(Path(__file__).parent / "memformer_updates.safetensors")
+    memory, prefix = make(n_updates=3).memory, "weights."
+    memory.load_state_dict({n.removeprefix(prefix): x for n, x in numbers.items() if n.startswith(prefix)})
+    alive = torch.ones(2, LENGTH, dtype=torch.bool)
+    found = memory.written(memory.M.expand(2, -1, -1), numbers["outputs"], alive)
+    assert (found - numbers["memory"]).abs().max() < 1e-13
+
+
 @pytest.mark.parametrize("form", ["decoder", "encoder"])
 def test_slots_change_by_themselves_and_the_segment_alone(form: str) -> None:
     model = make(form=form).memory
@@ -133,6 +143,7 @@ def test_sizes_and_groups() -> None:
     [
         ({"update": "gr"}, "did you mean 'gru'"),
         ({"temperature": 0.0}, "`temperature` must be positive"),
+        ({"n_updates": 0}, "`n_updates` must be at least 1; got 0"),
         ({"n_heads": 0}, "`n_heads` must be at least 1; got 0"),
         ({"n_heads": 3}, "`d_model` must be a positive multiple of `n_heads` = 3; got 8"),
         (

@@ -14,7 +14,7 @@ from linrec.rules import choice, positive, typed
 
 __all__ = ["Discretization", "discretize"]
 
-Discretization: TypeAlias = Literal["zoh", "bilinear"]
+Discretization: TypeAlias = Literal["zoh", "bilinear", "euler"]
 
 
 def discretize(
@@ -26,14 +26,16 @@ def discretize(
     |---|---|---|
     | "zoh" | exp(h A) | int_0^h exp(s A) ds B: exact for an input that is constant during each step |
     | "bilinear" | (I - h A / 2)^-1 (I + h A / 2) | (I - h A / 2)^-1 h B |
+    | "euler" | I + h A | h B: the forward Euler method |
 
-    Both methods keep a stable system stable for any h, and A may be singular.
+    "zoh" and "bilinear" keep a stable system stable for any h; "euler" needs |1 + h lambda| < 1 for all
+    eigenvalues lambda of A. A may be singular.
 
     Args:
         system: A (..., N, N) and B (..., N).
         step: h > 0 in the system's unit of time, a number or a tensor whose shape broadcasts with the leading
             axes of the system.
-        method: "zoh" or "bilinear".
+        method: "zoh", "bilinear" or "euler".
 
     Returns:
         Abar (..., N, N) and Bbar (..., N), differentiable in A, B and h. They are computed in float32 or
@@ -44,6 +46,8 @@ def discretize(
 
     Source:
         HiPPO (Gu and others, 2020), appendix on discretisation; LSSL (Gu and others, 2021) for "bilinear".
+        The input of "euler" is that of the new step, as in Tiezzi and others, State-Space Modeling in Long
+        Sequence Processing (2024), equation 43.
 
     Example:
         >>> import torch
@@ -53,7 +57,7 @@ def discretize(
     """
     A, B = system if isinstance(system, tuple) and len(system) == 2 else (system, None)
     are_tensors(A=A, B=B)
-    choice(("zoh", "bilinear"), method=method)
+    choice(Discretization, method=method)
     if not isinstance(step, Tensor):
         typed({"step": float}, step=step)
         positive(step=step, cure="A step of zero never moves.")
@@ -66,6 +70,9 @@ def discretize(
     dtype = torch.promote_types(step.dtype, A.dtype)
     A, B, step = (x.to(torch.promote_types(dtype, torch.float32)) for x in (A, B, step))
     A, B = step[..., None, None] * A, step[..., None] * B
+    if method == "euler":
+        A = A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        return StateSpace(A.to(dtype), B.expand(A.shape[:-1]).to(dtype))
     B = B[..., None].expand(*A.shape[:-1], 1)
     if method == "bilinear":
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

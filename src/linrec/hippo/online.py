@@ -53,7 +53,7 @@ class OnlineApproximation(RestoredModule):
         measure: as in `linrec.hippo.matrices`.
         N: number of coefficients per signal.
         window: number of steps per unit of time of the measure; None for "legs" on the whole past.
-        discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
+        discretization: "zoh", "bilinear" or "euler"; see `linrec.hippo.discretize`.
 
     Raises:
         ValueError: a name is unknown, `N` is below 1, `window` is not positive and finite, or `window` is
@@ -86,7 +86,7 @@ class OnlineApproximation(RestoredModule):
     ) -> None:
         super().__init__()
         check(measure, N)
-        choice(("zoh", "bilinear"), discretization=discretization)
+        choice(Discretization, discretization=discretization)
         typed({"window": float | None}, window=window)
         if window is None and measure != "legs":
             raise ValueError(

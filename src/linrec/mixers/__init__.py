@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from linrec.mixers.cfc import CfC as CfC
     from linrec.mixers.compressive_transformer import CompressiveTransformer as CompressiveTransformer
     from linrec.mixers.cornn import CoRNN as CoRNN
+    from linrec.mixers.ctrnn import CTRNN as CTRNN
     from linrec.mixers.decaying_fast_weights import DecayingFastWeights as DecayingFastWeights
     from linrec.mixers.delta_delta_net import DeltaDeltaNet as DeltaDeltaNet
     from linrec.mixers.delta_lstm import DeltaLSTM as DeltaLSTM
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from linrec.mixers.ind_rnn import IndRNN as IndRNN
     from linrec.mixers.infini_attention import InfiniAttention as InfiniAttention
     from linrec.mixers.irnn import IncrementalRNN as IncrementalRNN
+    from linrec.mixers.jordan import Jordan as Jordan
     from linrec.mixers.kda import KimiDeltaAttention as KimiDeltaAttention
     from linrec.mixers.lem import LEM as LEM
     from linrec.mixers.lfm2 import LFM2 as LFM2
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
     from linrec.mixers.slstm import SLSTM as SLSTM
     from linrec.mixers.sru import SRU as SRU
     from linrec.mixers.srwm import SRWM as SRWM
+    from linrec.mixers.strongly_typed_rnn import StronglyTypedRNN as StronglyTypedRNN
     from linrec.mixers.tarnn import TARNN as TARNN
     from linrec.mixers.tnn import TNN as TNN
     from linrec.mixers.trans_normer import TransNormer as TransNormer

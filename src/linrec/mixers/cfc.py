@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
-from linrec.nn.cells import NonlinearMixer, beside_times
+from linrec.nn.cells import NonlinearMixer, beside_times, lstm_before, lstm_weights
 from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
 from linrec.rules import COUNT, at_least, choice
@@ -108,11 +108,7 @@ class CfC(NonlinearMixer):
             self.a = nn.Parameter(torch.ones(d_model))
             self.w = nn.Parameter(torch.zeros(d_model))
         if mixed_memory:
-            self.V = nn.Linear(d_model, 4 * d_model)
-            self.U = nn.Linear(d_model, 4 * d_model, bias=False)
-            nn.init.xavier_uniform_(self.V.weight)
-            nn.init.uniform_(self.V.bias, -0.1, 0.1)
-            nn.init.orthogonal_(self.U.weight)
+            self.V, self.U = lstm_weights(d_model)
 
     def mix(
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None
@@ -136,11 +132,9 @@ class CfC(NonlinearMixer):
         Wx, dt = inputs[..., :-1], inputs[..., -1:]
         if not self.mixed_memory:
             return self._closed_form(h, Wx, dt, *weights)
-        h, m = h.chunk(2, -1)
         Wx, Vx = Wx[..., : -4 * self.d_model], Wx[..., -4 * self.d_model :]
-        i, g_i, g_f, g_o = (Vx + h @ weights[0].mT).chunk(4, -1)
-        m = torch.sigmoid(g_f + 1) * m + torch.sigmoid(g_i) * torch.tanh(i)
-        h = torch.sigmoid(g_o) * torch.tanh(m)
+        h, m = h.chunk(2, -1)
+        h, m = lstm_before(h, m, Vx, weights[0])
         return torch.cat([self._closed_form(h, Wx, dt, *weights[1:]), m], -1)
 
     def _closed_form(self, h: Tensor, Wx: Tensor, dt: Tensor, W_h: Tensor, *weights: Tensor) -> Tensor:

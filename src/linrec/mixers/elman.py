@@ -30,7 +30,8 @@ class Elman(NonlinearMixer):
     units, which torch's layer lacks.
 
     `activation="relu", init="identity"` is IRNN of Le, Jaitly and Hinton: U starts at the identity, the
-    biases at zero, and W at Gaussian values of standard deviation 0.001.
+    biases at zero, and W at Gaussian values of standard deviation 0.001. The mixer `irnn` is another network,
+    the iRNN of Kag, Zhang and Saligrama.
 
     Args:
         d_model: width of the sequence and of the state.

@@ -78,7 +78,7 @@ class HiPPORNN(Mixer):
         order: coefficients of each memory, N. None is `d_model`, as in the released code.
         d_memory: signals that are remembered, the width of f.
         window: steps that the measure's unit of time takes; None for "legs" over all of the past.
-        discretization: "bilinear", or "zoh" with a `window`; see `linrec.hippo.discretize`.
+        discretization: "bilinear", or "zoh" or "euler" with a `window`; see `linrec.hippo.discretize`.
         gate: whether there is g; without, h_t = tanh(L_z [s, h]).
         refine: whether g has a refine gate; see `linrec.nn.Gate`.
         uniform_init: whether g starts uniformly spread; see `linrec.nn.Gate`.

@@ -30,6 +30,9 @@ Activation = Literal["relu", "tanh"]
 class IncrementalRNN(NonlinearMixer):
     """h_t = g_K, K Euler steps of g' = phi(U (g + h_{t-1}) + W x_t + b) - alpha (g + h_{t-1}) from g = 0.
 
+    IRNN, the network of rectified linear units that starts at the identity (Le, Jaitly and Hinton, 2015), is
+    another network: `elman(activation="relu", init="identity")`.
+
     W and U start at Gaussian values of standard deviation `std`, and b at zero, as in the authors' code of a
     later model, since the paper's code was not released. eta is marked as group "transition" without weight
     decay.

@@ -7,12 +7,14 @@
 
 x is the input, t time, h the hidden state and output, epsilon a time step and gamma a damping. beta is from 0
 for symmetric to 1 for antisymmetric matrices A and W. tanh is Lipschitz, so A and W bound how fast two
-trajectories part.
+trajectories part. With a gate, f(h, x) is multiplied by sigmoid(W h + U_g x + b_g).
 """
 
 from typing import Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.mixer import State
 from linrec.nn.orthogonal import SkewFieldMixer, field
@@ -33,7 +35,8 @@ class LipschitzRNN(SkewFieldMixer):
 
     The settings are in the released code; those of the antisymmetric RNN are in the Noisy RNN's. Initial
     values too: M_A and M_W are normal with standard deviation `init_std` / d_model, and U and b are of
-    torch's Linear. With noise in training, this network is `linrec.mixers.noisy_rnn`.
+    torch's Linear. The gate is in the released code alone, as LipschitzRNN_gated. With noise in training, the
+    network is `linrec.mixers.noisy_rnn`.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -42,6 +45,7 @@ class LipschitzRNN(SkewFieldMixer):
         gamma: damping of A and W.
         alpha: factor of A h; the ablation without A is 0.
         solver: "euler" or "midpoint".
+        gate: whether f has a gate, which reads W h too.
         init_std: scale of the initial M_A and M_W.
         mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
 
@@ -52,7 +56,6 @@ class LipschitzRNN(SkewFieldMixer):
         Erichson and others, Lipschitz Recurrent Neural Networks (2021), and the released code.
 
     Example:
-        >>> import torch
         >>> mixer = LipschitzRNN(64)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
         >>> y.shape, state.shape
@@ -68,6 +71,7 @@ class LipschitzRNN(SkewFieldMixer):
         gamma: float = 0.001,
         alpha: float = 1.0,
         solver: Solver = "euler",
+        gate: bool = False,
         init_std: float = 0.1,
         mode: str = "auto",
     ) -> None:
@@ -77,15 +81,24 @@ class LipschitzRNN(SkewFieldMixer):
         positive(epsilon=epsilon)
         choice(Solver, solver=solver)
         self.epsilon, self.solver = epsilon, solver
+        self.U_g = nn.Linear(d_model, d_model) if gate else None
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        weights = self.matrices()
-        return self.nonlinear_scan(self._cell, self.U(x), weights, state=state, reset=reset)
+        Ux = self.U(x)
+        if self.U_g is not None:
+            Ux = torch.cat([Ux, self.U_g(x)], -1)
+        return self.nonlinear_scan(self._cell, Ux, self.matrices(), state=state, reset=reset)
 
-    def _cell(self, h: Tensor, Ux: Tensor, A: Tensor, W: Tensor) -> Tensor:
+    def _cell(self, h: Tensor, inputs: Tensor, A: Tensor, W: Tensor) -> Tensor:
         """Return h_t."""
-        f = field(h, Ux, A, W)
+        Ux, *gate = inputs.split(self.d_model, -1)
+
+        def f(h: Tensor) -> Tensor:
+            slope = field(h, Ux, A, W)
+            return slope * torch.sigmoid(functional.linear(h, W) + gate[0]) if gate else slope
+
+        slope = f(h)
         if self.solver == "midpoint":
-            f = field(h + self.epsilon / 2 * f, Ux, A, W)
-        return h + self.epsilon * f
+            slope = f(h + self.epsilon / 2 * slope)
+        return h + self.epsilon * slope

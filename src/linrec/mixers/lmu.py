@@ -73,7 +73,7 @@ class LMU(Mixer):
         activation: f, "tanh", "relu", "gelu" or "none".
         memory_activation: f_u, likewise.
         bias: whether there are b_u and b_h.
-        discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
+        discretization: "zoh", "bilinear" or "euler"; see `linrec.hippo.discretize`.
         init: where weights start, "paper" or "keras_lmu".
         mode: "auto", "convolution" or "recurrent"; with feedback not "convolution".
 

@@ -8,7 +8,10 @@
 
 x is the input, t time, dt the time since the step before, and y the output. k are keys, v values and q
 queries of a head, beta its learning rate, and W its fast weights, which are the state. (x) is the outer
-product. The input holds during a step.
+product. The input holds during a step. With plain=True the rules have neither tanh nor softmax:
+
+    dW/ds = sigmoid(beta) v (x) k,  sigmoid(beta) v (x) (k - W^T v),  or  sigmoid(beta) (v - W k) (x) k
+    y_t = O (W_t q_t)
 """
 
 from typing import Literal
@@ -45,6 +48,8 @@ class OdeFastWeights(NonlinearMixer):
             `d_model` and leaves at least 16 channels to each head, or 1.
         rule: "hebb", "oja" or "delta".
         tanh_after: with "delta", whether tanh is taken of v_t - W softmax(k_t), as above, or of v_t alone.
+        plain: whether the rules are the plain rules of Hebb, Oja, and Widrow and Hoff, as above. Their keys
+            have any length: Oja's and delta need |v|^2 or |k|^2 below about 2 `n_steps` / dt.
         solver: "euler", "midpoint" or "rk4"; see `linrec.nn.cells.solve`.
         n_steps: steps of the solver for each dt.
         mode: mode of `linrec.ops.nonlinear_scan`; "auto" is the loop.
@@ -54,7 +59,8 @@ class OdeFastWeights(NonlinearMixer):
 
     Source:
         Irie, Faccio and Schmidhuber, Neural Differential Equations for Learning to Program Neural Nets
-        Through Continuous Learning Rules (2022), and the released code, IDSIA/neuraldiffeq-fwp.
+        Through Continuous Learning Rules (2022), and the released code, IDSIA/neuraldiffeq-fwp, which has no
+        plain rules.
 
     Example:
         >>> mixer = OdeFastWeights(16, n_heads=2)
@@ -72,6 +78,7 @@ class OdeFastWeights(NonlinearMixer):
         n_heads: int | None = None,
         rule: Rule = "delta",
         tanh_after: bool = True,
+        plain: bool = False,
         solver: Fixed = "rk4",
         n_steps: int = 1,
         mode: str = "auto",
@@ -82,7 +89,7 @@ class OdeFastWeights(NonlinearMixer):
         choice(Rule, rule=rule)
         choice(Fixed, solver=solver)
         self.n_heads, self.d_head = heads, width
-        self.rule, self.tanh_after = rule, tanh_after
+        self.rule, self.tanh_after, self.plain = rule, tanh_after, plain
         self.solver: Fixed = solver
         self.n_steps = n_steps
 
@@ -97,7 +104,7 @@ class OdeFastWeights(NonlinearMixer):
         """Return y, and the last W (b, n_heads, d_head^2), row by row."""
         inputs = beside_times(self.kvb(x), dt)
         W, state = self.nonlinear_scan(self._cell, inputs, state=state, reset=reset)
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head)).softmax(-1).to(W.dtype)
+        q = self._features(self.q(x).unflatten(-1, (self.n_heads, self.d_head))).to(W.dtype)
         read = (W.unflatten(-1, (self.d_head, self.d_head)) @ q[..., None])[..., 0]
         return self.out(read.flatten(-2).to(x.dtype)), state
 
@@ -109,12 +116,17 @@ class OdeFastWeights(NonlinearMixer):
 
         def learning_rule(W: Tensor) -> Tensor:
             W = W.unflatten(-1, (self.d_head, self.d_head))
-            left, right = torch.tanh(v), k.softmax(-1)
+            left, right = v if self.plain else torch.tanh(v), self._features(k)
             if self.rule == "oja":
-                right = (k - (left[..., None, :] @ W)[..., 0, :]).softmax(-1)
+                right = self._features(k - (left[..., None, :] @ W)[..., 0, :])
             if self.rule == "delta":
                 stored = (W @ right[..., None])[..., 0]
-                left = torch.tanh(v - stored) if self.tanh_after else left - stored
+                after = self.tanh_after and not self.plain
+                left = torch.tanh(v - stored) if after else left - stored
             return (beta[..., None] * left[..., None] * right[..., None, :]).flatten(-2)
 
         return solve(learning_rule, W, dt, self.solver, n_steps=self.n_steps)
+
+    def _features(self, k: Tensor) -> Tensor:
+        """Return softmax(k), or k itself in plain rules."""
+        return k if self.plain else k.softmax(-1)

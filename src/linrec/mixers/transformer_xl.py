@@ -13,19 +13,24 @@ the distance i, a the heads, and o the output.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
+from linrec.nn.positions import BucketBias
 from linrec.nn.projections import draw, input_kwargs
+from linrec.nn.rotary import Rotary
 from linrec.nn.segment_mixer import PastSteps, SegmentMixer, Steps, all_keys_and_values, extended
 from linrec.nn.segments import Detach, Sight
-from linrec.nn.visible_attention import DistanceScores, QueryBiases, distance_attention
-from linrec.rules import at_least, positive, require
+from linrec.nn.visible_attention import DistanceScores, QueryBiases, distance_attention, visible_attention
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["TransformerXL"]
+
+Positions = Literal["relative", "rotary", "t5"]
 
 # of the paper's largest model, d_model = 1024 and 16 heads
 CHANNELS_PER_HEAD = 64
@@ -55,6 +60,14 @@ class TransformerXL(SegmentMixer):
     When training starts, weights, u and v are normal with a standard deviation of 0.02, as in the released
     code.
 
+    | positions | A_ij / sqrt(d_head) | argument |
+    |---|---|---|
+    | the paper's | as above | `positions="relative"` |
+    | rotary (Su and others, 2021) | q'_i . k'_j / sqrt(d_head), turned by i and by j | `positions="rotary"` |
+    | T5's (Raffel and others, 2020) | q_i . k_j / sqrt(d_head) + w_bucket(i - j) | `positions="t5"` |
+
+    With rotary and T5's positions there are no u, v and W_k,R. T5's w are of each layer.
+
     In the released code's training, the memory passes from batch to batch: `linrec train lm
     --loop.carry-state`. Without it, each sequence begins with an empty memory.
 
@@ -67,6 +80,7 @@ class TransformerXL(SegmentMixer):
         memory_length: M, the steps of the memory; None is `segment_length`.
         same_length: whether every step sees the same number of steps, M with its own. Without it, later steps
             of a segment see more.
+        positions: "relative", "rotary" or "t5".
         clamp: the largest distance in R; None has no limit.
         untie_biases: whether each layer of a model has its own u and v.
         detach: where gradients through the memory stop: "segment", the paper's, at every boundary; "never";
@@ -75,13 +89,13 @@ class TransformerXL(SegmentMixer):
         init_std: the standard deviation above.
 
     Raises:
-        ValueError: `n_heads` that does not divide `d_model`, `same_length` without a memory, or a number out
-            of range.
+        ValueError: `n_heads` that does not divide `d_model`, `same_length` without a memory, `clamp` or
+            `untie_biases` without "relative", an unknown name, or a number out of range.
 
     Source:
         Dai, Yang, Yang, Carbonell, Le and Salakhutdinov, Transformer-XL: Attentive Language Models Beyond a
         Fixed-Length Context (2019), sections 3.2 and 3.3. `same_length`, `clamp`, ties and initial values are
-        the released code's.
+        the released code's. Other positions are neither in the paper nor in its code.
 
     Example:
         >>> mixer = TransformerXL(64, n_heads=4, segment_length=8)
@@ -101,6 +115,7 @@ class TransformerXL(SegmentMixer):
         segment_length: int = 512,
         memory_length: int | None = None,
         same_length: bool = False,
+        positions: Positions = "relative",
         clamp: int | None = None,
         untie_biases: bool = False,
         detach: Detach = "segment",
@@ -111,6 +126,11 @@ class TransformerXL(SegmentMixer):
         at_least(0, memory_length=memory_length, or_none=True)
         at_least(0, clamp=clamp, or_none=True)
         positive(init_std=init_std)
+        choice(Positions, positions=positions)
+        require(
+            positions == "relative" or (clamp is None and not untie_biases),
+            f'`clamp` and `untie_biases` are of positions="relative"; got positions={positions!r}.',
+        )
         self.memory_length = segment_length if memory_length is None else memory_length
         require(
             self.memory_length > 0 or not same_length,
@@ -123,8 +143,13 @@ class TransformerXL(SegmentMixer):
         self.q = nn.Linear(d_model, width, bias=False)
         self.k = nn.Linear(d_model, width, bias=False)
         self.v = nn.Linear(d_model, width, bias=False)
-        self.distance = DistanceScores(d_model, self.n_heads, self.d_head, clamp=clamp)
-        self.biases = QueryBiases(self.n_heads, self.d_head, std=init_std)
+        self.distance: DistanceScores | None = None
+        self.biases: QueryBiases | None = None
+        if positions == "relative":
+            self.distance = DistanceScores(d_model, self.n_heads, self.d_head, clamp=clamp)
+            self.biases = QueryBiases(self.n_heads, self.d_head, std=init_std)
+        self.rotary = Rotary(self.d_head) if positions == "rotary" else None
+        self.bias = BucketBias(self.n_heads) if positions == "t5" else None
         self.out = nn.Linear(width, d_model, bias=False)
         draw(self, nn.init.normal_, std=init_std)
 
@@ -144,7 +169,16 @@ class TransformerXL(SegmentMixer):
         q, k, v = (y.unflatten(-1, (self.n_heads, self.d_head)) for y in (self.q(x), *joined))
         window = self.memory_length if self.same_length else None
         visible = sight.of(memory.alive, x.shape[1], window=window)
-        a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=self.active_dropout)
+        dropout = self.active_dropout
+        if self.distance is not None and self.biases is not None:
+            a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout)
+            return a.flatten(-2), steps
+        if self.rotary is not None:
+            # the memory begins at position 0, for products depend on differences alone
+            position = torch.arange(k.shape[1], device=x.device)[None]
+            (q,), (k,) = self.rotary(position[:, k.shape[1] - x.shape[1] :], q), self.rotary(position, k)
+        bias = None if self.bias is None else self.bias(*visible.shape[1:])
+        a = visible_attention(q, k, v, visible, bias, dropout=dropout)
         return a.flatten(-2), steps
 
     def write(self, memory: PastSteps, segment: Steps, alive: Tensor) -> PastSteps:
@@ -154,7 +188,7 @@ class TransformerXL(SegmentMixer):
 
     @classmethod
     def share(cls, layers: "Sequence[TransformerXL]") -> None:
-        """Give all layers the u and v of the first layer, unless `untie_biases`."""
+        """Give all layers the u and v of the first layer, if there are any, unless `untie_biases`."""
         for layer in layers:
             if not layer.untie_biases:
                 layer.biases = layers[0].biases

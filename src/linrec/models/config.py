@@ -154,7 +154,7 @@ MemoryUpdate: TypeAlias = Literal["gru", "normalised"]
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "recurrent_memory": ("n_tokens", "form", "detach"),
     "enhanced_recurrence": (),
-    "memformer": ("n_tokens", "form", "detach", "n_heads", "update", "temperature"),
+    "memformer": ("n_tokens", "form", "detach", "n_heads", "update", "n_updates", "temperature"),
 }
 
 
@@ -177,6 +177,7 @@ class MemoryConfig:
             `d_model` and leaves at least 64 channels to each head, or 1.
         update: how Memformer's slots change: "gru", by a GRU and an FFN; or "normalised", by a bias and a
             division by the slot's length.
+        n_updates: how often Memformer's slots change after a segment, with the same weights.
         temperature: a divisor of the scores of Memformer's slots.
         recompute: whether to run each segment again in the backward pass, so that training stores the states
             between segments instead of the activations (Memformer's memory replay back-propagation).
@@ -196,6 +197,7 @@ class MemoryConfig:
     detach: Detach = "never"
     n_heads: int | None = None
     update: MemoryUpdate = "gru"
+    n_updates: int = 1
     temperature: float = 1.0
     recompute: bool = False
 
@@ -205,6 +207,7 @@ class MemoryConfig:
         choice(MemoryUpdate, update=self.update)
         at_least(1, segment_length=self.segment_length, n_tokens=self.n_tokens)
         at_least(1, n_heads=self.n_heads, or_none=True)
+        at_least(1, most=COUNT, n_updates=self.n_updates)
         positive(temperature=self.temperature)
         check_detach(self.detach)
         unused = [] if self.kind == "none" else self.fields_of("none") - self.fields_of(self.kind)

@@ -7,7 +7,7 @@
 
 h is the sequence between the sublayers of a block, Y_s are the outputs of the stack in segment s, M_s the n
 slots before the segment, and Attn(q; k) is the attention of q to k. A slot does not see other slots. M_0 is a
-parameter, or b_i / |b_i|.
+parameter, or b_i / |b_i|. The last lines are one update; a segment makes `n_updates`, which see the same Y_s.
 """
 
 from typing import NamedTuple
@@ -83,6 +83,7 @@ class Memformer(StackMemory):
     |---|---|
     | the code named below | `update="gru"` |
     | the paper's, with forgetting | `update="normalised"`, `temperature` below 1 |
+    | several updates of the code | `n_updates` above 1 |
 
     The state is a `SegmentState` of the slots (b, n, d_model), and a pair of the states of the blocks and Y_s
     in the unfinished segment (b, r, d_model).
@@ -144,7 +145,14 @@ class Memformer(StackMemory):
         """Return M_{s+1} from M_s and the outputs Y_s at steps that are alive."""
         own = torch.eye(M.shape[1], dtype=torch.bool, device=M.device).expand(len(M), -1, -1)
         steps = alive[:, None].expand(-1, M.shape[1], -1)
-        m = self.attention(M, torch.cat([M, Y], 1), torch.cat([own, steps], -1))
+        visible = torch.cat([own, steps], -1)
+        for _ in range(self.config.n_updates):
+            M = self._updated(M, Y, visible)
+        return M
+
+    def _updated(self, M: Tensor, Y: Tensor, visible: Tensor) -> Tensor:
+        """Return the slots after one update."""
+        m = self.attention(M, torch.cat([M, Y], 1), visible)
         if self.cell is None:
             return functional.normalize(m + self.M, dim=-1).to(M.dtype)
         M = self.cell(m.flatten(0, 1), M.flatten(0, 1)).unflatten(0, M.shape[:2]).to(M.dtype)

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,6 +31,8 @@ __all__ = [
     "Tensors",
     "beside_times",
     "gru_gates",
+    "lstm_before",
+    "lstm_weights",
     "solve",
     "step_by_step",
 ]
@@ -193,6 +195,40 @@ def gru_gates(
     return z, torch.tanh(of_n + (r * h) @ U_n.mT)
 
 
+def lstm_weights(d_model: int) -> tuple[nn.Linear, nn.Linear]:
+    """Return V and U of `lstm_before`: V Xavier-uniform, its bias uniform in +- 0.1, and U orthogonal."""
+    V, U = nn.Linear(d_model, 4 * d_model), nn.Linear(d_model, 4 * d_model, bias=False)
+    nn.init.xavier_uniform_(V.weight)
+    nn.init.uniform_(V.bias, -0.1, 0.1)
+    nn.init.orthogonal_(U.weight)
+    return V, U
+
+
+def lstm_before(
+    h: Float[Tensor, "*b n"],
+    m: Float[Tensor, "*b n"],
+    Vx: Float[Tensor, "*b four_n"],
+    U: Float[Tensor, "four_n n"],
+) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+    """Return h and m after a step of the LSTM that runs before a continuous-time cell ("mixed memory").
+
+        m <- sigmoid(g_f + 1) * m + sigmoid(g_i) * tanh(i),    h <- sigmoid(g_o) * tanh(m)
+
+    Args:
+        h: the state of the cell.
+        m: the memory of the LSTM.
+        Vx: V x with biases, of i, g_i, g_f and g_o.
+        U: weights of h, of the same.
+
+    Source:
+        Lechner and Hasani, Learning Long-Term Dependencies in Irregularly-Sampled Time Series (2020), in the
+        form of ncps.
+    """
+    i, g_i, g_f, g_o = (Vx + h @ U.mT).chunk(4, -1)
+    m = torch.sigmoid(g_f + 1) * m + torch.sigmoid(g_i) * torch.tanh(i)
+    return torch.sigmoid(g_o) * torch.tanh(m), m
+
+
 def solve(
     f: Callable[[Tensor], Tensor],
     h: Float[Tensor, "*b n"],
@@ -202,6 +238,7 @@ def solve(
     n_steps: int = 1,
     rtol: float = 1e-3,
     atol: float = 1e-4,
+    adjoint: Sequence[Tensor] | None = None,
 ) -> Float[Tensor, "*b n"]:
     """Return h(time) of h' = f(h), h(0) = `h`.
 
@@ -221,6 +258,9 @@ def solve(
         n_steps: number of equal steps.
         rtol: relative tolerance of adaptive solvers.
         atol: absolute tolerance of adaptive solvers.
+        adjoint: all tensors that f reads, for gradients of an adaptive solver by the adjoint equation, which
+            a second solution follows backwards in time: no state within the time is stored, and the gradients
+            have the solver's error. None means autograd.
     """
     choice(SOLVERS, solver=solver)
     at_least(1, most=COUNT, n_steps=n_steps)
@@ -229,10 +269,17 @@ def solve(
         torchdiffeq = import_extra("torchdiffeq", f'solver="{solver}"')
         ends = torch.arange(2, dtype=time.dtype, device=time.device)
         # a step ends at 1, because interpolation within a longer step is less accurate
-        exact = {"step_t": ends[1:]}
-        path = torchdiffeq.odeint(
-            lambda _, h: time * f(h), h, ends, rtol=rtol, atol=atol, method=solver, options=exact
-        )
+        options: dict[str, Any] = {
+            "rtol": rtol,
+            "atol": atol,
+            "method": solver,
+            "options": {"step_t": ends[1:]},
+        }
+        integrate = torchdiffeq.odeint
+        if adjoint is not None:
+            integrate = torchdiffeq.odeint_adjoint
+            options |= {"adjoint_params": (time, *adjoint), "adjoint_options": {"step_t": ends[:1]}}
+        path = integrate(lambda _, h: time * f(h), h, ends, **options)
         return path[-1]
     step = time / n_steps
     for _ in range(n_steps):

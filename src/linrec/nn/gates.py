@@ -13,7 +13,7 @@ from linrec.nn.parameters import Float32Module, mark
 from linrec.nn.projections import readable
 from linrec.nn.row_linear import row_linear
 from linrec.ops.core.precision import without_autocast
-from linrec.rules import choice, require, span
+from linrec.rules import at_least, choice, require, span
 
 __all__ = [
     "Gate",
@@ -27,6 +27,7 @@ __all__ = [
     "positive",
     "spread",
     "stable_exponential",
+    "start_of_gates",
 ]
 
 MagnitudeActivation = Literal["sigmoid", "stable_exp"]
@@ -154,14 +155,37 @@ def positive(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(u >= 0, u + 0.5, torch.sigmoid(u))
 
 
+def start_of_gates(
+    width: int, *, chrono: int | None = None, uniform_init: bool = False
+) -> Float[Tensor, "width"] | None:
+    """Return the logits at which `width` gates that keep a memory start, or None to leave them as they are.
+
+    Args:
+        width: gates d.
+        chrono: T, for log(u) with u uniform in [1, T - 1]: memories last 1 + u steps (Tallec and Ollivier,
+            Can Recurrent Neural Networks Warp Time?, 2018).
+        uniform_init: for logit(u) with u uniform in [1/d, 1 - 1/d]; see `Gate`.
+    """
+    at_least(2, chrono=chrono, or_none=True, cure="It is the longest time that memories last, in steps.")
+    require(
+        chrono is None or not uniform_init,
+        f"`chrono` must be None beside `uniform_init=True`; got {chrono}. Both say how the gate starts.",
+    )
+    if chrono is not None:
+        return torch.empty(width).uniform_(1, chrono - 1).log()
+    # of a single gate, one half
+    least = 1 / max(width, 2)
+    return torch.empty(width).uniform_(least, 1 - least).logit() if uniform_init else None
+
+
 def spread(f: GateLinear, r: GateLinear | None) -> None:
     """Start the d gates of `f` uniformly in [1/d, 1 - 1/d] at x = 0, refined by `r` or not: see `Gate`."""
-    # of a single gate, one half
-    least = 1 / max(len(f.bias), 2)
+    start = start_of_gates(len(f.bias), uniform_init=True)
+    assert start is not None
     with torch.no_grad():
-        f.bias.uniform_(least, 1 - least).logit_()
+        f.bias.copy_(start)
         if r is not None:
-            r.bias.copy_(-f.bias)
+            r.bias.copy_(-start)
 
 
 class Gate(nn.Module):
