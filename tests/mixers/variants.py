@@ -497,6 +497,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Performer-ReLU": {"feature_map": "arc_cosine", "orthogonal": True, "epsilon": 0.1},
         "rectified": {"n_heads": 2, "feature_map": "relu", "epsilon": 0.1},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
+        "BASED": {"n_heads": 2, "d_qk": 6, "feature_map": "taylor", "bias": False},
+        "T2R": {"n_heads": 2, "feature_map": "learned", "n_features": 5, "floor": 0.1},
+        "EcoFormer": {"n_heads": 2, "feature_map": "hashed", "n_features": 5, "shared_qk": True},
     },
     "liquid_s4": {
         "PB": {"d_state": 4, "degree": 3},
