@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
-from linrec.nn.documents import largest_of_documents, product_totals
+from linrec.nn.documents import largest_of_documents, product_totals, refuse_state
 from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
@@ -273,11 +273,7 @@ class LinearAttention(Mixer):
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, state: State, reset: Tensor | None) -> Tensor:
         """Return y of eq. 5, over each document."""
-        require(
-            state is None,
-            "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
-            "Pass whole sequences, or `causal=True`.",
-        )
+        refuse_state(state)
         refuse_split_time("linear_attention with causal=False")
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)

@@ -4,12 +4,31 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from linrec.nn.mixer import State
 from linrec.nn.running_maximum import running_maximum
+from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.scan import scan
+from linrec.rules import require
 
-__all__ = ["against_time", "largest_of_documents", "product_totals", "totals"]
+__all__ = [
+    "against_time",
+    "largest_of_documents",
+    "product_totals",
+    "refuse_state",
+    "softmax_means",
+    "totals",
+]
+
+
+def refuse_state(state: State) -> None:
+    """Raise ValueError for a state of a mixer without `causal`."""
+    require(
+        state is None,
+        "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
+        "Pass whole sequences, or `causal=True`.",
+    )
 
 
 def against_time(reset: Bool[Tensor, "b t"] | None) -> Bool[Tensor, "b t"] | None:
@@ -54,3 +73,16 @@ def product_totals(
         before, _ = gate_loop(q, k, v, reset=reset)
         after, _ = gate_loop(q.flip(1), k.flip(1), v.flip(1), reset=against_time(reset))
         return before + after.flip(1) - (q * k).sum(-1, keepdim=True) * v
+
+
+def softmax_means(
+    scores: Float[Tensor, "b t t h"], v: Float[Tensor, "b t h d"], reset: Bool[Tensor, "b t"] | None
+) -> Float[Tensor, "b t h d"]:
+    """Return sum_m softmax_m(scores_nm) v_m over the steps m of the document of n."""
+    if reset is None:
+        return torch.einsum("bnmh,bmhd->bnhd", scores.softmax(2), v)
+    document = documents(reset)
+    hidden = (document[:, :, None] != document[:, None])[..., None]
+    share = scores.masked_fill(hidden, -torch.inf).softmax(2)
+    # a share of zero would let NaN pass
+    return (share[..., None] * v[:, None].masked_fill(hidden[..., None], 0)).sum(2)
