@@ -32,6 +32,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_gate": True,
         },
         "OLMo 2": {"n_heads": 2, "d_head": 4, "kv_heads": 1, "qk_norm": "all"},
+        "sinks": {"n_heads": 2, "cache_size": 4, "sinks": 2},
+        "TOVA": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "cache_size": 4, "eviction": "tova"},
+        "H2O": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "cache_size": 4, "eviction": "h2o"},
     },
     "delta_net": {
         "paper": {},
