@@ -1,0 +1,61 @@
+"""BaseConv, the gated short convolution of BASED (Arora and others, 2024).
+
+    u_t, g_t = W_in x_t
+    h_t = SiLU(sum_{j=0..L-1} w_j * u_{t-j})
+    y_t = W_out (h_t * g_t)
+
+x input, u the filtered half, g the gate, w taps of each channel, h filtered sequence, y output, L number of
+taps, t time.
+"""
+
+from torch import Tensor, nn
+
+from linrec.nn.mixer import Mixer, State
+from linrec.nn.short_convolution import ShortConvolution
+from linrec.rules import at_least
+
+__all__ = ["BaseConv"]
+
+
+class BaseConv(Mixer):
+    """y_t = W_out (SiLU(conv(u))_t * g_t): a convolution of a few steps, gated by the input.
+
+    The layer sees L steps. BASED's models have layers of `linear_attention(feature_map="taylor")` and of
+    `attention` with a window among these layers: the preset `based`.
+
+    Taps and all matrices start as torch draws them.
+
+    Args:
+        d_model: width of the sequence.
+        expand: width of u and g, in multiples of `d_model`.
+        conv_size: number L of taps.
+        bias: whether the projections have biases.
+
+    Raises:
+        ValueError: an `expand` or a `conv_size` below 1.
+
+    Source:
+        Simple linear attention language models balance the recall-throughput tradeoff (Arora and others,
+        2024), and its released code, which has the SiLU; Zoology (Arora and others, 2023) for BaseConv.
+
+    Example:
+        >>> import torch
+        >>> y, tail = BaseConv(8)(torch.zeros(2, 10, 8))
+        >>> y.shape, tail.shape
+        (torch.Size([2, 10, 8]), torch.Size([2, 2, 16]))
+    """
+
+    def __init__(self, d_model: int, *, expand: int = 2, conv_size: int = 3, bias: bool = True) -> None:
+        super().__init__(d_model)
+        at_least(1, expand=expand)
+        at_least(1, conv_size=conv_size, cure="The released models have 3.")
+        d_inner = expand * d_model
+        self.ug = nn.Linear(d_model, 2 * d_inner, bias=bias)
+        self.conv = ShortConvolution(d_inner, conv_size, silu=True)
+        self.out = nn.Linear(d_inner, d_model, bias=bias)
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and the last L - 1 of u (b, L - 1, `expand` d_model)."""
+        u, g = self.ug(x).chunk(2, dim=-1)
+        h, tail = self.conv(u, state, reset=reset)
+        return self.out((h * g).to(x.dtype)), tail
