@@ -806,6 +806,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "two segments of gradients": {"segment_length": 2, "memory_length": 1, "detach": 2, "init_std": 0.5},
         "no recurrence": {"segment_length": 3, "memory_length": 0, "init_std": 0.5},
+        "own norm": {"n_heads": 2, "segment_length": 4, "norm": "layer", "init_std": 0.5},
     },
     "trans_normer": {
         "paper": {},
