@@ -16,7 +16,7 @@ SplitName: TypeAlias = Literal["train", "validation", "test"]
 # fmt: off
 MixerName: TypeAlias = Literal[
     # table: mixer_literal
-    "aft", "antisymmetric_rnn", "attention", "block_recurrent", "block_state", "cfc",
+    "aft", "antisymmetric_rnn", "attention", "base_conv", "block_recurrent", "block_state", "cfc",
     "compressive_transformer", "cornn", "decaying_fast_weights", "delta_delta_net", "delta_lstm", "delta_net",
     "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn", "flash_gau",
     "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla", "gru",

@@ -116,8 +116,8 @@ class StackConfig:
             require(
                 isinstance(self.mixer, str) and len(values) == self.n_layers,
                 f"`layer_args` must have a number for each of `n_layers` = {self.n_layers} blocks of one "
-                f"kind of mixer; got {len(values)} of {name!r} for {self.mixer!r}. Arguments of all blocks are "
-                "`mixer_args`.",
+                f"kind of mixer; got {len(values)} of {name!r} for {self.mixer!r}. Arguments of "
+                "all blocks are `mixer_args`.",
             )
 
     @property
