@@ -27,6 +27,23 @@ def test_the_layer_is_its_equations(size, expand):
     assert_agree(tail, u[:, 8 - size :])
 
 
+def test_token_mixing_is_the_mean_of_what_the_filtered_half_is_multiplied_by():
+    mixer = make()
+    x = torch.randn(2, 7, 6, generator=generator(), dtype=torch.float64)
+    u, g = mixer.ug(x).split(12, dim=-1)
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[1, 4] = True
+    expected = torch.zeros(2, 7, 7, dtype=torch.float64)
+    for b in range(2):
+        for n in range(7):
+            seen = [m for m in range(max(0, n - 2), n + 1) if not reset[b, m + 1 : n + 1].any()]
+            z = sum(mixer.conv.weight[:, n - m] * u[b, m] for m in seen)
+            for m in seen:
+                expected[b, n, m] = (torch.sigmoid(z) * g[b, n] * mixer.conv.weight[:, n - m]).abs().mean()
+    assert_agree(mixer.token_mixing(x, reset=reset), expected)
+    assert mixer.transitions(x) is None
+
+
 def test_parameter_count():
     assert sum(p.numel() for p in make().parameters()) == (6 * 24 + 24) + 12 * 3 + (12 * 6 + 6)
     assert sum(p.numel() for p in make(expand=1, bias=False).parameters()) == 6 * 12 + 6 * 3 + 36

@@ -107,7 +107,7 @@ class Attention(Mixer):
         (torch.Size([2, 1, 64]), torch.Size([2, 11, 4, 16]), tensor([11, 11]))
     """
 
-    recurrence = "softmax_attention"
+    recurrence: str | None = "softmax_attention"
     of_one_input = "q", "k", "v", "gate"
 
     def __init__(
@@ -152,6 +152,9 @@ class Attention(Mixer):
             "`eviction` and `sinks` are of a bounded cache; got `cache_size=None`. Pass a number of steps.",
         )
         self.bounded = None if cache_size is None else EvictingCache(cache_size, eviction, sinks)
+        if self.bounded is not None:
+            # no call of an operator has the weights of all steps
+            self.recurrence = None
 
         width, kv_width = self.n_heads * self.d_head, self.kv_heads * self.d_head
         self.q = nn.Linear(d_model, width, bias=bias)

@@ -8,10 +8,14 @@ x input, u the filtered half, g the gate, w taps of each channel, h filtered seq
 taps, t time.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.short_convolution import ShortConvolution
+from linrec.ops.inspection import kernel_mixing
+from linrec.ops.short_conv import short_conv
 from linrec.rules import at_least
 
 __all__ = ["BaseConv"]
@@ -39,11 +43,12 @@ class BaseConv(Mixer):
         2024), and its released code, which has the SiLU; Zoology (Arora and others, 2023) for BaseConv.
 
     Example:
-        >>> import torch
         >>> y, tail = BaseConv(8)(torch.zeros(2, 10, 8))
         >>> y.shape, tail.shape
         (torch.Size([2, 10, 8]), torch.Size([2, 2, 16]))
     """
+
+    recurrence = "short_conv"
 
     def __init__(self, d_model: int, *, expand: int = 2, conv_size: int = 3, bias: bool = True) -> None:
         super().__init__(d_model)
@@ -59,3 +64,10 @@ class BaseConv(Mixer):
         u, g = self.ug(x).chunk(2, dim=-1)
         h, tail = self.conv(u, state, reset=reset)
         return self.out((h * g).to(x.dtype)), tail
+
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
+        """Return the mean over channels of |sigmoid(z_n) g_n w_{n-m}|, the factors of u, with h = SiLU(z)."""
+        u, g = self.ug(x).chunk(2, dim=-1)
+        gate = torch.sigmoid(short_conv(u, self.conv.weight, reset=reset)[0]) * g
+        taps = functional.pad(self.conv.weight, (0, x.shape[1]))[:, : x.shape[1]]
+        return kernel_mixing(taps, x, reset, torch.einsum("bnc,bmc->bcnm", gate, torch.ones_like(gate)))

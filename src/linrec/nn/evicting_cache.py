@@ -32,22 +32,56 @@ from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import wide
 from linrec.rules import at_least, choice, require
 
-__all__ = ["EvictingCache", "Eviction", "EvictionState"]
+__all__ = ["EvictingCache", "Eviction", "EvictionState", "Rows"]
 
 Eviction = Literal["window", "tova", "h2o"]
 
 
-class EvictionState(NamedTuple):
-    """The rows that a policy has kept, oldest first, at most `EvictingCache.size` of them.
+class Rows(NamedTuple):
+    """Rows of a cache, oldest first.
 
     Attributes:
-        cache: keys, already turned where positions are rotary, values, and which rows are of the current
-            sequence; other rows are the first to be evicted.
+        k: keys (b, s, g, d), already turned where positions are rotary.
+        v: values (b, s, g, dv).
+        alive: whether a row is of the current sequence (b, s); other rows are the first to be evicted.
+    """
+
+    k: Float[Tensor, "b s g d"]
+    v: Float[Tensor, "b s g dv"]
+    alive: Bool[Tensor, "b s"]
+
+    @classmethod
+    def of(cls, cache: AttentionCache | None) -> "Rows":
+        """Return the rows of a cache of `softmax_attention`."""
+        # causal attention has one
+        assert cache is not None
+        alive = cache.alive
+        if alive is None:
+            alive = torch.ones(cache.k.shape[:2], dtype=torch.bool, device=cache.k.device)
+        return cls(cache.k, cache.v, alive)
+
+    @property
+    def seen(self) -> AttentionCache:
+        """The cache for `softmax_attention`; no rows need no mask."""
+        return AttentionCache(self.k, self.v, None, None, self.alive if self.k.shape[1] else None)
+
+    def kept(self, row: Int[Tensor, "b n #g"]) -> "Rows":
+        """Return some rows, in ascending order, for each head or for all."""
+        of_heads = row.expand(-1, -1, self.k.shape[2])[..., None]
+        k, v = (x.gather(1, of_heads.expand(-1, -1, -1, x.shape[-1])) for x in (self.k, self.v))
+        return Rows(k, v, self.alive.gather(1, row[..., 0]))
+
+
+class EvictionState(NamedTuple):
+    """The state of attention with an evicting cache.
+
+    Attributes:
+        cache: the rows that the policy has kept, at most `EvictingCache.size` of them.
         received: sums of the weights that each row has received (b, s, g), for "h2o"; else None.
         position: steps of the sequence so far, (b,) int64.
     """
 
-    cache: AttentionCache
+    cache: Rows
     received: Float[Tensor, "b s g"] | None
     position: Int[Tensor, "b"]
 
@@ -69,7 +103,8 @@ class Inputs(NamedTuple):
 
     def steps(self, begin: int, end: int) -> "Inputs":
         """Return the inputs of some steps."""
-        return Inputs(*(None if x is None else x[:, begin:end] for x in self))
+        q, k, v = (x[:, begin:end] for x in (self.q, self.k, self.v))
+        return Inputs(q, k, v, None if self.reset is None else self.reset[:, begin:end])
 
 
 @dataclass(frozen=True)
@@ -115,11 +150,10 @@ class EvictingCache:
 
     def empty(self, batch: int, heads: int, dk: int, dv: int, **factory: Any) -> EvictionState:
         """Return a cache of no rows for this number of heads of keys and values."""
-        cache = softmax_attention.empty_state(batch, heads, dk, dv, **factory)
-        alive = torch.ones(batch, 0, dtype=torch.bool, device=cache.k.device)
+        cache = Rows.of(softmax_attention.empty_state(batch, heads, dk, dv, **factory))
         received = wide(cache.k.new_zeros(batch, 0, heads)) if self.policy == "h2o" else None
         position = torch.zeros(batch, dtype=torch.int64, device=cache.k.device)
-        return EvictionState(cache._replace(alive=alive), received, position)
+        return EvictionState(cache, received, position)
 
     def per_step(self, heads: int) -> int:
         """Return the elements of a row beside its keys and values: `alive`, and `received` of each head."""
@@ -160,10 +194,8 @@ class EvictingCache:
         # the steps up to the first eviction
         free = min(q.shape[1], self.size + 1 - state.cache.k.shape[1])
         given = Inputs(q, k, v, reset).steps(0, free)
-        o, seen = softmax_attention(
-            *given[:3], state=started(state.cache), reset=given.reset, dropout=dropout
-        )
-        cache, received = self._evicted(given.q, with_alive(seen), state.received)
+        o, seen = softmax_attention(*given[:3], state=state.cache.seen, reset=given.reset, dropout=dropout)
+        cache, received = self._evicted(given.q, Rows.of(seen), state.received)
         outputs = [o]
         for t in range(free, q.shape[1]):
             given = Inputs(q, k, v, reset).steps(t, t + 1)
@@ -175,8 +207,8 @@ class EvictingCache:
         return torch.cat(outputs, 1), EvictionState(cache, received, position)
 
     def _evicted(
-        self, q: Tensor, seen: AttentionCache, received: Tensor | None, weights: Tensor | None = None
-    ) -> tuple[AttentionCache, Tensor | None]:
+        self, q: Tensor, seen: Rows, received: Tensor | None, weights: Tensor | None = None
+    ) -> tuple[Rows, Tensor | None]:
         """Return the rows without one if there are more than N, and what they have received."""
         rows, groups = seen.k.shape[1:3]
         full = rows > self.size
@@ -199,20 +231,20 @@ class EvictingCache:
         dropped = priority.masked_fill(~seen.alive[..., None], -torch.inf).argmin(1, keepdim=True)
         row = torch.arange(self.size, device=q.device)[:, None]
         row = row + (row >= dropped)
-        return kept_rows(seen, row), None if received is None else received.gather(1, row)
+        return seen.kept(row), None if received is None else received.gather(1, row)
 
     def _windowed(
-        self, given: Inputs, far: Tensor, place: Tensor, cache: AttentionCache, dropout: float
-    ) -> tuple[Tensor, AttentionCache]:
+        self, given: Inputs, far: Tensor, place: Tensor, cache: Rows, dropout: float
+    ) -> tuple[Tensor, Rows]:
         """Attend with all new steps to the last N rows, and keep as many."""
         o, seen = softmax_attention(
-            *given[:3], state=started(cache), reset=given.reset, window=self.size + 1, dropout=dropout
+            *given[:3], state=cache.seen, reset=given.reset, window=self.size + 1, dropout=dropout
         )
-        return o, with_alive(seen)
+        return o, Rows.of(seen)
 
     def _with_sinks(
-        self, given: Inputs, far: Tensor, place: Tensor, cache: AttentionCache, dropout: float
-    ) -> tuple[Tensor, AttentionCache]:
+        self, given: Inputs, far: Tensor, place: Tensor, cache: Rows, dropout: float
+    ) -> tuple[Tensor, Rows]:
         """Attend with all new steps to sinks and the last N - c rows, and keep what the next step sees."""
         past, time = cache.k.shape[1], given.q.shape[1]
         rows, heads = past + time, given.q.shape[2]
@@ -241,27 +273,15 @@ class EvictingCache:
             o = isolation.leave(o, begin=past, window=None, causal=True)
         alive = document == document[:, -1:]
         dead = ~alive[..., None, None]
-        left = AttentionCache(k.masked_fill(dead, 0), v.masked_fill(dead, 0), None, None, alive)
+        left = Rows(k.masked_fill(dead, 0), v.masked_fill(dead, 0), alive)
         if rows <= self.size:
             return o, left
         # sinks last, then the newest rows, and rows of an earlier sequence first
         order = torch.where(sink & alive, rows + row, torch.where(alive, row, row - rows))
-        return o, kept_rows(left, order.topk(self.size, 1).indices.sort(1).values[..., None])
+        return o, left.kept(order.topk(self.size, 1).indices.sort(1).values[..., None])
 
 
-def started(cache: AttentionCache) -> AttentionCache:
-    """Return a cache whose absent rows need no mask."""
-    return cache if cache.k.shape[1] else cache._replace(alive=None)
-
-
-def with_alive(cache: AttentionCache) -> AttentionCache:
-    """Return a cache that says which rows are of the current sequence."""
-    if cache.alive is not None:
-        return cache
-    return cache._replace(alive=torch.ones(cache.k.shape[:2], dtype=torch.bool, device=cache.k.device))
-
-
-def extended(cache: AttentionCache, given: Inputs) -> AttentionCache:
+def extended(cache: Rows, given: Inputs) -> Rows:
     """Return a cache with the row of a single step."""
     alive = cache.alive if given.reset is None else cache.alive & ~given.reset
     k, v = cache.k, cache.v
@@ -269,20 +289,13 @@ def extended(cache: AttentionCache, given: Inputs) -> AttentionCache:
         # a weight of zero would let NaN pass
         k, v = (x.masked_fill(~alive[..., None, None], 0) for x in (k, v))
     alive = functional.pad(alive, (0, 1), value=True)
-    return AttentionCache(torch.cat([k, given.k], 1), torch.cat([v, given.v], 1), None, None, alive)
+    return Rows(torch.cat([k, given.k], 1), torch.cat([v, given.v], 1), alive)
 
 
-def weights_of(q: Float[Tensor, "b t h d"], seen: AttentionCache) -> Float[Tensor, "b h t s"]:
+def weights_of(q: Float[Tensor, "b t h d"], seen: Rows) -> Float[Tensor, "b h t s"]:
     """Return the weights of queries of the last t rows, 0 for rows and queries of earlier sequences."""
     time, rows = q.shape[1], seen.k.shape[1]
     scores = q.transpose(1, 2) @ repeat_heads(seen.k, q.shape[2]).permute(0, 2, 3, 1)
     visible = (seen.alive[:, rows - time :, None] & seen.alive[:, None]).tril(rows - time)[:, None]
     scores = wide(scores).masked_fill(~visible, -torch.inf) / math.sqrt(q.shape[-1])
     return scores.softmax(-1).masked_fill(~visible, 0)
-
-
-def kept_rows(cache: AttentionCache, row: Int[Tensor, "b n #g"]) -> AttentionCache:
-    """Return some rows of a cache, oldest first, for each head or for all."""
-    of_heads = row.expand(-1, -1, cache.k.shape[2])[..., None]
-    k, v = (x.gather(1, of_heads.expand(-1, -1, -1, x.shape[-1])) for x in cache[:2])
-    return AttentionCache(k, v, None, None, cache.alive.gather(1, row[..., 0]))
