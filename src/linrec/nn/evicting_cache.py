@@ -209,7 +209,7 @@ class EvictingCache:
     def _evicted(
         self, q: Tensor, seen: Rows, received: Tensor | None, weights: Tensor | None = None
     ) -> tuple[Rows, Tensor | None]:
-        """Return the rows without one if there are more than N, and what they have received."""
+        """Return at most N rows, by the policy, and the sums of weights that these rows have received."""
         rows, groups = seen.k.shape[1:3]
         full = rows > self.size
         if received is None and not full:
@@ -245,7 +245,7 @@ class EvictingCache:
     def _with_sinks(
         self, given: Inputs, far: Tensor, place: Tensor, cache: Rows, dropout: float
     ) -> tuple[Tensor, Rows]:
-        """Attend with all new steps to sinks and the last N - c rows, and keep what the next step sees."""
+        """Attend with all new steps to sinks and the last N - c rows, and keep the rows that the next step sees."""
         past, time = cache.k.shape[1], given.q.shape[1]
         rows, heads = past + time, given.q.shape[2]
         k, v = torch.cat([cache.k, given.k], 1), torch.cat([cache.v, given.v], 1)
