@@ -16,7 +16,7 @@ SplitName: TypeAlias = Literal["train", "validation", "test"]
 # fmt: off
 MixerName: TypeAlias = Literal[
     # table: mixer_literal
-    "aft", "antisymmetric_rnn", "attention", "block_recurrent", "block_state", "cfc",
+    "aft", "antisymmetric_rnn", "attention", "base_conv", "block_recurrent", "block_state", "cfc",
     "compressive_transformer", "cornn", "ctrnn", "decaying_fast_weights", "delta_delta_net", "delta_lstm",
     "delta_net", "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn",
     "flash_gau", "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla",
@@ -51,6 +51,10 @@ OTHER_NAMES: dict[str, str] = {
     "attention(n_heads=4, kv_heads=1)": "multi-query attention, MQA",
     "attention(n_heads=4, kv_heads=2)": "grouped-query attention, GQA",
     "attention(window=1024)": "local attention, sliding window attention, SWA",
+    "attention(cache_size=1024, sinks=4)": "StreamingLLM, attention sinks",
+    'attention(cache_size=1024, eviction="tova")': "TOVA, token omission via attention, multi-state RNN",
+    'attention(cache_size=1024, eviction="h2o")': "H2O, heavy-hitter oracle",
+    "base_conv": "BaseConv of BASED",
     "block_recurrent": "Block-Recurrent Transformer, BRecT",
     "block_state": "Block-State Transformer, BST",
     "cfc": "closed-form continuous-time network",
@@ -99,6 +103,9 @@ OTHER_NAMES: dict[str, str] = {
     'linear_attention(feature_map="performer")': "Performer, FAVOR+",
     'linear_attention(feature_map="cosformer")': "cosFormer",
     'linear_attention(feature_map="dpfp")': "DPFP",
+    'linear_attention(feature_map="taylor")': "BASED",
+    'linear_attention(feature_map="learned")': "T2R",
+    'linear_attention(feature_map="hashed")': "EcoFormer",
     "lipschitz_rnn(gate=True)": "gated Lipschitz RNN",
     "lmu": "Legendre memory unit",
     "lru": "linear recurrent unit",

@@ -5,7 +5,14 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.aft import AFT
-from linrec.testing import assert_agree, check_compile, generator
+from linrec.testing import (
+    assert_agree,
+    check_batch_independence,
+    check_compile,
+    check_empty,
+    check_layout,
+    generator,
+)
 from tests.tiers import thorough
 
 D, TIME = 6, 7
@@ -75,6 +82,65 @@ def weights(mixer, x, reset=None):
             w = torch.stack([bias(mixer, t - start, s - start) for s in range(start, t + 1)])
             found[b, t, start : t + 1] = (k[b, start : t + 1] + w).softmax(0)
     return found
+
+
+def encoder_weights(mixer, x, begin, end):
+    """exp(K_t' + w) over its sum, over the steps of one document, (b, t, t', d)."""
+    k = linear(x[:, begin:end], mixer.k)
+    k, t = k.repeat_interleave(D // k.shape[-1], -1), end - begin
+    w = torch.stack([torch.stack([encoder_bias(mixer, n, m) for m in range(t)]) for n in range(t)])
+    return (k[:, None] + w).softmax(2)
+
+
+def encoder_bias(mixer, n, m):
+    if mixer.variant == "conv" and abs(n - m) < mixer.window:
+        u = mixer.w.u
+        scaled = (u - u.mean(1, keepdim=True)) / (u - u.mean(1, keepdim=True)).square().mean(1, True).sqrt()
+        w = mixer.w.gamma * scaled[:, mixer.window - 1 - (n - m)] + mixer.w.beta
+        return w.repeat_interleave(D // len(u))
+    if mixer.variant in ("simple", "conv") or (mixer.variant == "local" and abs(n - m) >= mixer.window):
+        return torch.zeros(D, dtype=torch.float64)
+    last = mixer.max_length - 1
+    return (mixer.position_q[min(n, last)] * mixer.position_k[min(m, last)]).sum().expand(D)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2000.0])
+@pytest.mark.parametrize("arguments", VARIANTS.values(), ids=VARIANTS)
+def test_steps_of_encoders_see_their_document(arguments, scale):
+    mixer, x = make(**arguments, causal=False).double(), inputs(scale)
+    assert (mixer.init_state(2), mixer.state_size, mixer.is_causal) == (None, 0, False)
+    assert not mixer.state_grows and mixer.token_mixing(x) is None
+    found, state = mixer(x)
+    gate, v = torch.sigmoid(linear(x, mixer.q)), linear(x, mixer.v)
+    mean = torch.einsum("bnmd,bmd->bnd", encoder_weights(mixer, x, 0, TIME), v)
+    assert state is None
+    assert_agree(found, linear(gate * mean, mixer.out))
+    reset = torch.zeros(2, TIME, dtype=torch.bool)
+    reset[:, 3] = True
+    v[1, :3] = x[1, :3] = torch.nan
+    means = []
+    for begin, end in [(0, 3), (3, TIME)]:
+        share = encoder_weights(mixer, x, begin, end)
+        means.append(torch.einsum("bnmd,bmd->bnd", share, v[:, begin:end]))
+    expected = linear(gate * torch.cat(means, 1), mixer.out)
+    found, _ = mixer(x, reset=reset)
+    assert_agree(found[0], expected[0])
+    assert_agree(found[1, 3:], expected[1, 3:])
+
+
+@thorough
+@pytest.mark.parametrize("arguments", [{}, FULL, CONV])
+def test_the_laws_that_hold_for_encoders(arguments):
+    mixer, x = make(**arguments, causal=False).double(), inputs()
+    check_batch_independence(mixer, x)
+    check_empty(mixer, x)
+    check_layout(mixer, x)
+    check_compile(mixer, x, compiler="aot_eager")
+
+
+def test_an_encoder_refuses_a_state():
+    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
+        make(causal=False).mix(torch.zeros(1, 2, D), (), None)
 
 
 def resets() -> torch.Tensor:

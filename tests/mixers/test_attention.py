@@ -151,6 +151,19 @@ def test_the_laws_that_hold_for_encoders():
     check_compile(mixer, x, compiler="aot_eager")
 
 
+def test_a_bounded_cache_takes_the_weights_of_a_model_without_a_bound():
+    full, x = make(n_heads=2), inputs()
+    for policy in ({"sinks": 1}, {"eviction": "tova"}, {"eviction": "h2o"}):
+        bounded = make(n_heads=2, cache_size=4, **policy)
+        bounded.load_state_dict(full.state_dict())
+        y, state = bounded(x)
+        assert_agree(y[:, :5], full(x)[0][:, :5])
+        assert (y - full(x)[0])[:, 5:].abs().amax((0, 2)).min() > 1e-5
+        assert state.cache.k.shape == (2, 4, 2, D // 2) and not bounded.state_grows
+        assert bounded.state_size == 2 * D + 1 + 2 * (policy == {"eviction": "h2o"})
+        assert bounded.token_mixing(x) is None
+
+
 def test_dropout_is_of_shares_and_in_training_alone():
     mixer, x = make(dropout=0.5), inputs(time=1)
     shown, _ = mixer.eval()(x)
@@ -251,6 +264,10 @@ def test_encoders_refuse_states():
         ({"positions": "rotry"}, "there is no `positions` 'rotry'; did you mean 'rotary'"),
         ({"rotary_base": 0.0}, "`rotary_base` of mixers\\) must be positive; got 0"),
         ({"window": 0}, "`window` must be at least 1"),
+        ({"cache_size": 4, "window": 4}, "`cache_size` needs `causal`, no `window`"),
+        ({"cache_size": 4, "causal": False}, "`cache_size` needs `causal`, no `window`"),
+        ({"eviction": "tova"}, "`eviction` and `sinks` are of a bounded cache"),
+        ({"cache_size": 4, "eviction": "tva"}, "there is no `eviction` 'tva'; did you mean 'tova'"),
         ({"dropout": 1.0}, r"`dropout` must be in \[0, 1\)"),
     ],
 )

@@ -6,7 +6,15 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.linear_attention import LinearAttention
-from linrec.testing import assert_agree, generator
+from linrec.testing import (
+    assert_agree,
+    check_batch_independence,
+    check_compile,
+    check_empty,
+    check_layout,
+    generator,
+)
+from tests.tiers import thorough
 
 D, TIME = 6, 7
 
@@ -75,6 +83,64 @@ def test_outputs_are_the_equations(name):
     mixer, x = make(**arguments).double(), inputs()
     y = by_hand(mixer, x, phi, **options) @ mixer.out.weight.T
     assert_agree(mixer(x)[0], y if mixer.out.bias is None else y + mixer.out.bias)
+
+
+ENCODERS = {
+    "paper": {},
+    "cosFormer": {"feature_map": "cosformer", "max_length": 30, "floor": 0.1},
+    "Performer": {"feature_map": "performer", "n_features": 4},
+    "turned Performer": {"feature_map": "performer", "n_features": 4, "positions": "rotary"},
+    "NormAttention": {"feature_map": "identity", "normalization": "rms", "positions": "rotary"},
+    "BASED": {"n_heads": 2, "feature_map": "taylor", "d_qk": 4, "bias": False},
+    "EcoFormer": {"n_heads": 2, "feature_map": "hashed", "n_features": 5, "shared_qk": True},
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_step_of_an_encoder_sees_what_the_last_step_sees(name):
+    encoder, x = make(**ENCODERS[name], causal=False).double(), inputs()
+    decoder = make(**ENCODERS[name]).double()
+    decoder.load_state_dict(encoder.state_dict())
+    y, state = encoder(x)
+    assert (state, encoder.init_state(2), encoder.state_size) == (None, None, 0)
+    assert not encoder.is_causal and encoder.token_mixing(x) is None
+    assert_agree(y[:, -1], decoder(x)[0][:, -1])
+    if encoder.rotary is None:
+        # sums over all steps do not depend on the direction of time
+        assert_agree(encoder(x.flip(1))[0].flip(1), y)
+    reset = torch.zeros(2, TIME, dtype=torch.bool)
+    reset[:, 3] = True
+    spoiled = x.clone()
+    spoiled[0, :3] = torch.nan
+    apart = torch.cat([encoder(spoiled[:, :3])[0], encoder(spoiled[:, 3:])[0]], 1)
+    found, _ = encoder(spoiled, reset=reset)
+    assert_agree(found[1], apart[1])
+    assert_agree(found[:, 3:], apart[:, 3:])
+
+
+def test_weights_of_an_encoder_are_equation_5():
+    mixer, x = make(n_heads=2, causal=False).double(), inputs()
+    q, k, v = (heads(x, linear, 2) for linear in (mixer.q, mixer.k, mixer.v))
+    weights = torch.einsum("bnhd,bmhd->bhnm", elu(q), elu(k))
+    y = torch.einsum("bhnm,bmhd->bnhd", weights / weights.sum(-1, keepdim=True), v)
+    assert_agree(mixer(x)[0], mixer.out(y.flatten(2)))
+
+
+@thorough
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_laws_that_hold_for_encoders(name):
+    mixer, x = make(**ENCODERS[name], causal=False).double(), inputs()
+    check_batch_independence(mixer, x)
+    check_empty(mixer, x)
+    check_layout(mixer, x)
+    check_compile(mixer, x, compiler="aot_eager")
+
+
+def test_queries_may_be_narrow_and_be_the_keys():
+    mixer, x = make(n_heads=2, d_qk=4, shared_qk=True, bias=False).double(), inputs()
+    assert sum(p.numel() for p in mixer.parameters()) == 4 * D + 2 * D * D
+    mixer.k = mixer.q
+    assert_agree(mixer(x)[0], by_hand(mixer, x, elu) @ mixer.out.weight.T)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
@@ -328,6 +394,8 @@ def test_heads_have_at_least_32_channels():
         ({"positions": "rotary", "n_heads": 2}, '`feature_map="elu"` has 3. Choose an even number'),
         ({"positions": "rotary", "feature_map": "cosformer"}, "has 6, which it turns itself"),
         ({"rotary_base": 0.5}, "`rotary_base` must be at least 1; got 0.5"),
+        ({"n_heads": 2, "d_qk": 5}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
+        ({"n_anchors": 5}, "there is no argument of feature map 'elu' called 'n_anchors'"),
         ({"floor": 0.0}, "`floor` must be positive and finite; got 0.0"),
     ],
 )
@@ -335,3 +403,8 @@ def test_argument_errors(arguments, message):
     with pytest.raises(ValueError) as error:
         make(**arguments)
     assert message in str(error.value)
+
+
+def test_an_encoder_refuses_a_state():
+    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
+        make(causal=False).mix(torch.zeros(1, 2, D), (), None)

@@ -8,6 +8,7 @@ from linrec import mixers
 from linrec.mixers.transformer_xl import TransformerXL
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import assert_agree
+from tests import released
 
 
 def build(**arguments):
@@ -176,3 +177,33 @@ def test_same_length_without_a_memory_is_refused():
 def test_lengths_out_of_range_are_refused(name):
     with pytest.raises(ValueError, match=f"`{name}` must be at least [01]; got -1"):
         build(**{name: -1})
+
+
+def test_with_its_own_norm_the_memory_holds_steps_before_the_norm():
+    numbers, about = released.read("transformer_xl_pre_norm"), released.cases()["transformer_xl_pre_norm"]
+    mixer = mixers.build("transformer_xl", 6, **about["arguments"]).double()
+    mixer.load_state_dict({n[8:]: x for n, x in numbers.items() if n.startswith("weights.")})
+    y, state = mixer(numbers["x"])
+    assert_agree(state.memory.h[:, -4:], numbers["x"][:, 4:8])
+    weight, bias = torch.autograd.grad(y.sin().sum(), [mixer.norm.weight, mixer.norm.bias])
+    for found, name in [(weight, "weight"), (bias, "bias")]:
+        assert released.error(found, numbers[f"gradients.{name}"]) < about["error"]
+    # a norm before the mixer gives the same outputs, and other gradients
+    plain = mixers.build("transformer_xl", 6, **about["arguments"] | {"norm": "none"}).double()
+    plain.load_state_dict({n: x for n, x in mixer.state_dict().items() if not n.startswith("norm.")})
+    outside = nn.LayerNorm(6, dtype=torch.float64)
+    outside.load_state_dict(mixer.norm.state_dict())
+    z, _ = plain(outside(numbers["x"]))
+    assert_agree(z, y)
+    other = torch.autograd.grad(z.sin().sum(), outside.weight)[0]
+    assert (other - weight).abs().max() > 0.01 * weight.abs().max()
+
+
+def test_a_pre_norm_block_leaves_the_norm_to_the_mixer():
+    arguments = {"n_heads": 2, "segment_length": 4, "norm": "rms"}
+    stack = {"d_model": 6, "n_layers": 1, "mixer": "transformer_xl", "mixer_args": arguments, "norm": "rms"}
+    model = LanguageModel(ModelConfig(vocab_size=5, **stack))
+    block = model.blocks[0]
+    assert isinstance(block.mixer_norm, nn.Identity) and isinstance(block.mixer.norm, nn.Module)
+    names = [name for name, _ in block.named_parameters() if "norm" in name]
+    assert names == ["mixer.norm.weight", "channel_mixing_norm.weight"]

@@ -32,6 +32,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_gate": True,
         },
         "OLMo 2": {"n_heads": 2, "d_head": 4, "kv_heads": 1, "qk_norm": "all"},
+        "sinks": {"n_heads": 2, "cache_size": 4, "sinks": 2},
+        "TOVA": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "cache_size": 4, "eviction": "tova"},
+        "H2O": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "cache_size": 4, "eviction": "h2o"},
     },
     "delta_net": {
         "paper": {},
@@ -513,6 +516,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Performer-ReLU": {"feature_map": "arc_cosine", "orthogonal": True, "epsilon": 0.1},
         "rectified": {"n_heads": 2, "feature_map": "relu", "epsilon": 0.1},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
+        "BASED": {"n_heads": 2, "d_qk": 6, "feature_map": "taylor", "bias": False},
+        "T2R": {"n_heads": 2, "feature_map": "learned", "n_features": 5, "floor": 0.1},
+        "EcoFormer": {"n_heads": 2, "feature_map": "hashed", "n_features": 5, "shared_qk": True},
     },
     "liquid_s4": {
         "PB": {"d_state": 4, "degree": 3},
@@ -823,6 +829,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no recurrence": {"segment_length": 3, "memory_length": 0, "init_std": 0.5},
         "rotary": {"n_heads": 2, "segment_length": 3, "positions": "rotary", "init_std": 0.5},
         "T5": {"n_heads": 2, "segment_length": 3, "positions": "t5", "init_std": 0.5},
+        "own norm": {"n_heads": 2, "segment_length": 4, "norm": "layer", "init_std": 0.5},
     },
     "trans_normer": {
         "paper": {},

@@ -201,6 +201,22 @@ def test_sambas_have_the_sizes_of_their_names(name, d, hidden, layers, size):
     assert (mamba.d_inner, attention.window, attention.d_head) == (inner, 2048, 128)
 
 
+@pytest.mark.parametrize(
+    ("name", "d", "layers", "each", "size"),
+    [("based", 1024, 27, 5, 360e6), ("based-1.3b", 1792, 36, 7, 1.35e9)],
+)
+def test_baseds_have_the_layers_and_the_sizes_of_their_names(name, d, layers, each, size):
+    config = preset(name)
+    conv = linear(d, 4 * d) + 3 * 2 * d + linear(2 * d, d)
+    taylor, attention, mlp = 2 * d * 256 + 2 * d * d, 4 * d * d, 3 * d * 2 * d
+    mixers = (layers - 2 * each) * conv + each * (taylor + attention)
+    expected = 50_264 * d + mixers + layers * (mlp + 2 * d) + d
+    assert count(config) == expected == pytest.approx(size, rel=0.01)
+    with torch.device("meta"):
+        _, taylor, attention, *_ = LanguageModel(config).mixers
+    assert (taylor.phi.d_head, taylor.d_head, attention.window) == (16, d // 16, 129)
+
+
 @thorough
 @pytest.mark.parametrize(
     ("name", "d", "layers", "attention"),

@@ -21,7 +21,8 @@ def make(memory_length: int = 6, n_layers: int = 3, **changes: Any) -> LanguageM
     given: dict[str, Any] = {"d_channel_mixing": 12, "norm_position": "post", "final_norm": False}
     given |= {"memory": MemoryConfig(kind="enhanced_recurrence", segment_length=LENGTH)}
     sizes = {"vocab_size": 7, "d_model": 8, "n_layers": n_layers}
-    config = ModelConfig(**sizes, mixer="transformer_xl", mixer_args=mixer_args, **given | changes)
+    given |= {"mixer": "transformer_xl", "mixer_args": mixer_args}
+    config = ModelConfig(**sizes, **given | changes)
     return LanguageModel(config).double()
 
 
@@ -76,6 +77,30 @@ def test_the_reach_grows_with_every_segment() -> None:
         logits = [model(x % 7)[0] for x in (tokens(), changed)]
         reached.append((logits[0] - logits[1]).abs()[:, -1].max().item() > 0)
     assert reached == [True, False]
+
+
+def test_a_document_that_is_fed_twice_starts_from_memories_of_its_end() -> None:
+    """The retrospective feed of the paper: a second call with the state of the first."""
+    model, document = make(), tokens(3 * LENGTH)
+    _, skimmed = model.hidden(document)
+    found, _ = model.hidden(document, skimmed)
+    expected = by_layers(model, model.embedding(torch.cat([document, document], 1)))
+    assert_agree(found, expected[:, 3 * LENGTH :])
+    # its first step sees the last one
+    changed = document.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 7
+    other, _ = model.hidden(changed, model.hidden(changed)[1])
+    assert (other - found).abs()[:, 0].max() > 1e-3
+
+
+def test_mixers_with_a_norm_of_their_own_store_the_outputs_of_blocks() -> None:
+    own = {"n_heads": 2, "segment_length": LENGTH, "memory_length": 6, "norm": "layer"}
+    model = make(norm_position="pre", final_norm=False, mixer_args=own)
+    _, state = model(tokens(LENGTH))
+    h = model.embedding(tokens(LENGTH))
+    for block, held in zip(model.blocks, state.memory, strict=True):
+        h, _ = block(h)
+        assert_agree(held.memory.h[:, -LENGTH:], h)
 
 
 def test_the_last_block_reads_normalised_outputs() -> None:

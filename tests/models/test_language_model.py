@@ -80,6 +80,38 @@ def test_output_norms_stand_before_the_skip_connections_of_the_blocks_that_have_
     assert_agree(block(x)[0], expected)
 
 
+@pytest.mark.parametrize("norm_position", ["pre", "post", "output"])
+def test_blocks_without_skip_connections_have_no_sums(norm_position):
+    block = make(replace(CONFIG, norm_position=norm_position, skip=False)).blocks[0]
+    x = torch.randn(2, 7, 8, generator=generator())
+    expected = x
+    for norm, sublayer in (
+        (block.mixer_norm, lambda x: block.mixer(x)[0]),
+        (block.channel_mixing_norm, block.channel_mixing),
+    ):
+        expected = sublayer(norm(expected)) if norm_position == "pre" else norm(sublayer(expected))
+    assert_agree(block(x)[0], expected)
+
+
+def test_a_plain_stack_has_arguments_of_single_layers():
+    plain = {"mixer": "unicornn", "channel_mixing": "none", "norm": "none", "skip": False, "n_layers": 2}
+    config = replace(
+        CONFIG, **plain, mixer_args={"alpha": 0.0, "dt": 1.0}, layer_args={"dt": (2.81e-5, 0.0343)}
+    )
+    model = make(config)
+    assert [(mixer.dt, mixer.alpha) for mixer in model.mixers] == [(2.81e-5, 0.0), (0.0343, 0.0)]
+    first, second = model.mixers
+    y, _ = second(first(model.embedding(tokens()))[0])
+    assert_agree(model(tokens())[0], model.head(y))
+
+
+@pytest.mark.parametrize("changes", [{"n_layers": 3}, {"mixer": ("unicornn", "lem")}])
+def test_arguments_of_layers_are_a_number_for_each(changes):
+    given = {"mixer": "unicornn", "n_layers": 2, "layer_args": {"dt": [0.1, 0.2]}} | changes
+    with pytest.raises(ValueError, match="`layer_args` must have a number for each of `n_layers`"):
+        ModelConfig(vocab_size=5, **given)
+
+
 def test_blocks_without_channel_mixing_mix_time_alone():
     model = make(replace(CONFIG, channel_mixing="none"))
     x = model.embedding.weight[tokens()]

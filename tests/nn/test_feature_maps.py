@@ -6,11 +6,13 @@ import torch
 from linrec.nn import feature_maps
 from linrec.nn.feature_maps import FeatureMap, RandomFeatures
 from linrec.testing import assert_agree, generator
+from tests import released
 from tests.tiers import thorough
 
 D = 4
 RANDOM = ["arc_cosine", "performer", "performer_trigonometric", "rfa"]
-FIXED = sorted(set(feature_maps.names()) - set(RANDOM))
+LEARNED = ["hashed", "learned"]
+FIXED = sorted(set(feature_maps.names()) - set(RANDOM) - set(LEARNED))
 
 
 def make(name: str, d_head: int = D, **arguments) -> FeatureMap:
@@ -102,6 +104,81 @@ def loop_over_dpfp(x, nu):
     )
 
 
+def loop_over_taylor(x):
+    y = (x / D**0.25).tolist()
+    pairs = [y[i] * y[j] for i in range(D) for j in range(i + 1, D)]
+    return torch.tensor([1.0, *y, *(v * v / math.sqrt(2) for v in y), *pairs], dtype=torch.float64)
+
+
+def test_taylor_features_are_the_series_of_softmaxs_kernel():
+    q, k = 2 * inputs(50, seed=1), 2 * inputs(50, seed=2)
+    phi, s = make("taylor"), (q * k).sum(-1) / math.sqrt(D)
+    assert_agree((phi(q) * phi(k)).sum(-1), 1 + s + s**2 / 2)
+    assert phi.d_features == 1 + D + D * (D + 1) // 2 == phi(q).shape[-1]
+
+
+def test_learned_features_are_rectified_products_of_each_head():
+    phi, x = make("learned", n_features=3, n_heads=2).double(), inputs(5, 2)
+    expected = [[phi.weight[h] @ x[n, h] + phi.bias[h] for h in range(2)] for n in range(5)]
+    assert_agree(phi(x), torch.stack([torch.stack(row) for row in expected]).clamp(min=0))
+    assert phi.weight.shape == (2, 3, D) and phi.weight.abs().max() <= 1 / math.sqrt(D)
+
+
+def test_hashed_features_have_the_kernel_of_agreeing_bits():
+    phi = make("hashed", n_features=6, n_anchors=5, n_heads=2).double()
+    q, k = inputs(20, 2, seed=1), inputs(20, 2, seed=2)
+    bits = [phi(x)[..., 1:] for x in (q, k)]
+    assert set(bits[0].unique().tolist()) == {-1.0, 1.0}
+    assert_agree((phi(q) * phi(k)).sum(-1), 1 + 2 * (bits[0] == bits[1]).sum(-1).double())
+    # lengths do not matter
+    assert_agree(phi(3 * q), phi(q))
+    n, h = 4, 1
+    u = q[n, h] / q[n, h].norm()
+    kernel = [math.exp(-float((u - a).square().sum()) / 4) - math.exp(-0.5) for a in phi.anchors[h]]
+    y = phi.A[h] @ torch.tensor(kernel, dtype=torch.float64)
+    assert_agree(bits[0][n, h], y.sign())
+
+
+def test_gradients_pass_bits_between_minus_one_and_one():
+    phi = make("hashed", n_features=2, n_anchors=2).double()
+    phi.anchors.copy_(torch.eye(2, D))
+    # 0.25 and 32 times the first anchor's kernel less its mean
+    phi.A.copy_(torch.tensor([[[0.25, 0.0], [32.0, 0.0]]]))
+    x = torch.tensor([[1.0, 0.5, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    y = phi(x)[..., 1:]
+    assert y.tolist() == [[1.0, 1.0]]
+    first, second = (torch.autograd.grad(y[0, bit], x, retain_graph=True)[0] for bit in (0, 1))
+    u = x / x.norm()
+    value = 0.25 * (-(u - phi.anchors[0, :1]).square().sum() / 4).exp()
+    assert_agree(first, torch.autograd.grad(value, x)[0])
+    assert not second.any() and first.any()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hash_functions_are_fitted_as_in_the_released_code():
+    numbers, bound = released.read("linear_attention_ecoformer"), 1e-12
+    heads, m, d = numbers["anchors"].shape
+    bits = numbers["A"].shape[1]
+    phi = make("hashed", d, n_features=bits, n_anchors=m, n_heads=heads).double()
+    phi.A.copy_(numbers["before"])
+    phi.fit(numbers["q"], numbers["anchors"], top=5)
+    # of both heads together, since some rows get no better and stay
+    moved = (numbers["A"] != numbers["before"]).any(-1)
+    assert moved.any() and not moved.all()
+    for found, expected in [(phi.A, "A"), (phi.mean, "mean"), (phi(numbers["q"])[..., 1:], "codes")]:
+        assert released.error(found, numbers[expected]) < bound
+
+
+def test_a_fit_draws_anchors_from_the_first_sequence():
+    q = inputs(2, 9, 1, seed=3)
+    phi = make("hashed", n_features=3, n_anchors=4).double()
+    phi.fit(q, top=2, generator=generator(5))
+    steps = torch.randperm(9, generator=generator(5))[:4]
+    assert_agree(phi.anchors[0], (q / q.norm(dim=-1, keepdim=True))[0, steps, 0])
+    with pytest.raises(ValueError, match=r"`q` must have shape .* at least 4 steps; got \(2, 3, 1, 4\)"):
+        phi.fit(q[:, :3], top=2)
+
+
 @pytest.mark.parametrize("nu", [1, 3, 2 * D - 1])
 def test_dpfp_is_products_of_rectified_entries(nu):
     phi, x = make("dpfp", nu=nu), inputs()
@@ -122,6 +199,7 @@ def test_fixed_maps_are_their_formulas():
         "silu": x / (1 + torch.exp(-x)),
         "softmax": x.exp() / x.exp().sum(-1, keepdim=True),
         "dpfp": torch.stack([loop_over_dpfp(row, 1) for row in x]),
+        "taylor": torch.stack([loop_over_taylor(row) for row in x]),
     }
     assert sorted(formulas) == FIXED
     for name, expected in formulas.items():
@@ -190,7 +268,8 @@ def test_queries_of_any_size_do_not_overflow():
         assert make(name).queries(q).abs().amax(-1).min() > 0.1
 
 
-@pytest.mark.parametrize("name", feature_maps.names())
+# those of bits are no differences
+@pytest.mark.parametrize("name", sorted({*feature_maps.names()} - {"hashed"}))
 def test_gradients_are_finite_differences(name):
     phi = make(name).double()
     x = inputs(3, 2).requires_grad_()
@@ -200,7 +279,10 @@ def test_gradients_are_finite_differences(name):
 def test_positive_maps_are_never_negative_and_elus_never_zero_in_bfloat16():
     x = 30 * inputs(100, 1)
     for name in FIXED:
-        assert make(name).positive == bool((make(name)(x) >= 0).all()), name
+        phi = make(name)(x)
+        # the products of Taylor's features are positive, though features are not
+        signs = phi @ phi[:, 0].T if name == "taylor" else phi
+        assert make(name).positive == bool((signs >= 0).all()), name
     assert (make("elu")(x.clamp(min=-80).bfloat16()) > 0).all()
 
 
@@ -236,6 +318,8 @@ def test_features_are_formed_in_float32_under_autocast(name):
         ("relu", {"epsilon": -1.0}, "`epsilon` must be at least 0; got -1.0"),
         ("arc_cosine", {"epsilon": -1.0}, "`epsilon` must be at least 0; got -1.0"),
         ("rfa", {"tau": 0.0}, "`tau` must be positive and finite; got 0.0"),
+        ("learned", {"n_features": 0}, "`n_features` must be at least 1; got 0"),
+        ("hashed", {"n_anchors": 0}, "`n_anchors` must be at least 1; got 0"),
         ("rfa", {"n_features": 0}, "`n_features` and `n_heads` must be at least 1; got 0 and 1"),
     ],
 )

@@ -27,6 +27,7 @@ TIME = 11
 REFUSED = {
     "aft": "aft",
     "attention": "softmax_attention",
+    "base_conv": "short_conv",
     "block_recurrent": "block_recurrent",
     "block_state": "block_state",
     "compressive_transformer": "compressive_transformer",

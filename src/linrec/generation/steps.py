@@ -326,7 +326,7 @@ class CacheRings:
 
 
 def _has_cache(mixer: Mixer) -> TypeGuard[Attention]:
-    return type(mixer) is Attention and mixer.causal
+    return type(mixer) is Attention and mixer.causal and mixer.bounded is None
 
 
 def _cache(layer: Any) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from linrec.mixers.aft import AFT as AFT
     from linrec.mixers.antisymmetric_rnn import AntisymmetricRNN as AntisymmetricRNN
     from linrec.mixers.attention import Attention as Attention
+    from linrec.mixers.base_conv import BaseConv as BaseConv
     from linrec.mixers.block_recurrent import BlockRecurrent as BlockRecurrent
     from linrec.mixers.block_state import BlockState as BlockState
     from linrec.mixers.cfc import CfC as CfC

@@ -1,4 +1,4 @@
-"""AFT: An Attention Free Transformer (Zhai and others, 2021), causal: AFT-simple, -full, -local and -conv.
+"""AFT: An Attention Free Transformer (Zhai and others, 2021): AFT-simple, -full, -local and -conv.
 
     Q = X W_Q     K = X W_K     V = X W_V
     Y_t = sigmoid(Q_t) * sum_{t' <= t} exp(K_t' + w_{t,t'}) * V_t' / sum_{t' <= t} exp(K_t' + w_{t,t'})
@@ -15,6 +15,8 @@ AFT-local has w_{t,t'} = 0 for t - t' >= s: steps behind the window of s steps a
 one key for each of h heads i, and biases of distances, which gamma and beta scale and shift:
 
     w^i_{t,t'} = gamma^i (u^i_{t-t'} - mean(u^i)) / std(u^i) + beta^i for t - t' < s, else 0
+
+Without a causal mask, sums are over all t' of the sequence, and windows over |t - t'| < s.
 """
 
 from typing import Literal, NamedTuple
@@ -24,13 +26,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.documents import largest_of_documents, refuse_state, softmax_means, totals
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.positions import StandardizedBias, Windows, positions
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import documents
-from linrec.ops.core.precision import without_autocast
+from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note, noting
 from linrec.ops.scan import scan
@@ -118,6 +121,9 @@ class AFT(Mixer):
     sums of AFT-simple and the last `window` steps: its size does not grow. Time and memory have a factor
     `window`.
 
+    Without `causal`, AFT-simple is linear in the length. The other variants form the weights of all pairs of
+    steps, in time and memory quadratic in the length and proportional to their keys.
+
     When training starts, u and v are normal with a standard deviation of 0.01, so that w is near zero; gamma
     and beta of AFT-conv are zero, so that w is zero; the linear layers start as torch's own.
 
@@ -132,6 +138,8 @@ class AFT(Mixer):
         bias: whether the projections have biases.
         output_projection: whether a Linear from d_model to d_model ends the layer, as in the attention that
             AFT replaces.
+        causal: whether steps see the past alone. False is for encoders: a step sees its whole document, from
+            one reset to the next, and there is no state. "conv" then has biases of 2 `window` - 1 distances.
 
     Raises:
         ValueError: an unknown `variant`, a `max_length`, `rank` or `window` below 1, a `window` below 2 of
@@ -159,13 +167,14 @@ class AFT(Mixer):
         n_heads: int | None = None,
         bias: bool = True,
         output_projection: bool = True,
+        causal: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(Variant, variant=variant)
         at_least(1, n_heads=n_heads, or_none=True)
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)
-        self.variant, self.max_length, self.window = variant, max_length, window
+        self.variant, self.max_length, self.window, self.causal = variant, max_length, window, causal
         # AFT-conv has a key for each head
         self.n_keys = d_model
         if variant == "conv":
@@ -175,16 +184,22 @@ class AFT(Mixer):
         self.k = nn.Linear(d_model, self.n_keys, bias=bias)
         self.v = nn.Linear(d_model, d_model, bias=bias)
         if variant == "conv":
-            self.w = StandardizedBias(self.n_keys, window)
+            self.w = StandardizedBias(self.n_keys, window if causal else 2 * window - 1)
         if variant in ("full", "local"):
             self.position_q = nn.Parameter(FACTOR_STD * torch.randn(max_length, rank))
             self.position_k = nn.Parameter(FACTOR_STD * torch.randn(max_length, rank))
         self.out = nn.Linear(d_model, d_model, bias=bias) if output_projection else nn.Identity()
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return Y, and an `AFTState`, AFT-full's `AFTCache`, or the `WindowState` of AFT-local and -conv."""
+        """Return Y, and an `AFTState`, AFT-full's `AFTCache`, or the `WindowState` of AFT-local and -conv.
+
+        Without `causal`, the state is None.
+        """
         # the largest key so far is over the steps of all processes
         refuse_split_time("aft")
+        if not self.causal:
+            mean = self._whole(wide(self.k(x)), wide(self.v(x)), state, reset)
+            return self.out(torch.sigmoid(self.q(x)) * mean.to(x.dtype)), None
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
         if self.variant == "simple":
@@ -236,11 +251,40 @@ class AFT(Mixer):
             mean, state = (share * values).sum(2), AFTCache(k, v, position)
         return self.out(torch.sigmoid(Q) * mean.to(x.dtype)), state
 
+    def _whole(self, K: Tensor, V: Tensor, state: State, reset: Tensor | None) -> Tensor:
+        """Return the weighted means of V over the document of each step."""
+        refuse_state(state)
+        if self.variant == "simple":
+            weight = (K - largest_of_documents(K, reset)).exp()
+            n, d = totals(torch.cat([weight * V, weight], -1), reset).chunk(2, -1)
+            return n / d
+        step = torch.arange(K.shape[1], device=K.device)
+        age = step[:, None] - step
+        if self.variant == "conv":
+            # the largest age first, as in a window
+            w = self.w(dtype=K.dtype)[:, (self.window - 1 - age).clamp(0, 2 * self.window - 2)]
+            w = w.permute(1, 2, 0)
+        else:
+            start = torch.zeros(len(K), dtype=torch.int64, device=K.device)
+            position, _ = positions(start, K.shape[1], reset=reset)
+            rows, columns = (
+                factor.to(K.dtype)[position.clamp(max=self.max_length - 1)]
+                for factor in (self.position_q, self.position_k)
+            )
+            with without_autocast(K.device.type):
+                w = (rows @ columns.mT)[..., None]
+        if self.variant != "full":
+            w = w.masked_fill((age.abs() >= self.window)[..., None], 0)
+        mean = softmax_means(K[:, None] + w, V.unflatten(-1, (self.n_keys, self.d_head)), reset)
+        return mean.flatten(2)
+
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return sums of zero and largest keys of -inf; of AFT-full, a cache of no steps.
 
-        AFT-local and AFT-conv also have the steps of a window, of zeros.
+        AFT-local and AFT-conv also have the steps of a window, of zeros. None without `causal`.
         """
+        if not self.causal:
+            return None
         sums = scan.empty_state(batch, 2 * self.d_model, **self.factory_kwargs(device))
         if self.variant in ("local", "conv"):
             return WindowState.empty(batch, self.n_keys, self.d_head, self.window, like=sums)
@@ -252,10 +296,20 @@ class AFT(Mixer):
     @property
     def state_size(self) -> int:
         """Elements of n, d and m, 3 d_model, and of a window; of AFT-full, 2 d_model + 1 per cached step."""
-        return 2 * self.d_model + 1 if self.variant == "full" else super().state_size
+        return 2 * self.d_model + 1 if self.variant == "full" and self.causal else super().state_size
 
-    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
-        """Return the mean over channels of the weights that V is multiplied by, sigmoid(Q) among them."""
+    @property
+    def is_causal(self) -> bool:
+        """Whether steps see the past alone."""
+        return self.causal
+
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor | None:
+        """Return the mean over channels of the weights that V is multiplied by, sigmoid(Q) among them.
+
+        None without `causal`.
+        """
+        if not self.causal:
+            return None
         with noting() as noted:
             self.forward(x, reset=reset)
         gate = torch.sigmoid(noted["Q"])

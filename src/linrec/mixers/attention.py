@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.evicting_cache import EvictingCache, Eviction
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, gated, make_norm
@@ -46,6 +47,15 @@ class Attention(Mixer):
     | Griffin's local attention | `kv_heads=1, window=1024` |
     | attention of Qwen3-Next | `qk_norm="head"`, `output_gate=True`, `rotary_fraction=0.25` |
     | attention of OLMo 2 | `qk_norm="all"` |
+    | attention sinks of StreamingLLM | `cache_size=2048, sinks=4` |
+    | TOVA, a policy for the cache | `cache_size=512, eviction="tova"` |
+    | H2O, a policy for the cache | `cache_size=512, eviction="h2o"` |
+
+    With `cache_size` the state has at most that number of steps (`linrec.nn.evicting_cache`): a policy evicts
+    after every step, and a step attends to the kept steps and itself. Until then results are those of
+    attention without a bound. Policies have no parameters, so that weights of a model without a bound fit;
+    the papers apply them to trained models. In their released code a prompt attends to all of itself, and the
+    cache is cut once, behind it. Here a prompt gives what its steps give one at a time.
 
     A reset does not restart positions: only their differences matter, and no step sees beyond a reset.
 
@@ -67,13 +77,20 @@ class Attention(Mixer):
         bias: whether the projections have biases. The paper's are matrices alone.
         output_bias: whether W^O has a bias; None is `bias`.
         window: steps that each step sees, its own included; None is all.
+        cache_size: steps that the cache keeps at most, without the step itself; None is all. It takes the
+            place of `window`.
+        eviction: which step leaves a full cache: "window", the oldest but the sinks; "tova", the step with
+            the smallest weight of the last query, on average over heads; or "h2o", in each head, of the older
+            half, the step with the smallest sum of weights so far.
+        sinks: first steps that "window" keeps. Distances to them are at most `cache_size`.
         causal: whether steps see the past alone. False is for encoders: a step sees its whole document, from
             one reset to the next, and there is no state.
         dropout: probability that a share of attention is dropped, in training alone.
 
     Raises:
         ValueError: `n_heads` that does not divide `d_model`, `kv_heads` that does not divide `n_heads`, an
-            odd number of channels to turn, an unknown name in `positions`, or a number out of range.
+            odd number of channels to turn, an unknown name in `positions`, or a number out of range; or a
+            `cache_size` beside a `window` or without `causal`.
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2; Su and others, RoFormer: Enhanced
@@ -90,7 +107,7 @@ class Attention(Mixer):
         (torch.Size([2, 1, 64]), torch.Size([2, 11, 4, 16]), tensor([11, 11]))
     """
 
-    recurrence = "softmax_attention"
+    recurrence: str | None = "softmax_attention"
     of_one_input = "q", "k", "v", "gate"
 
     def __init__(
@@ -109,6 +126,9 @@ class Attention(Mixer):
         bias: bool = False,
         output_bias: bool | None = None,
         window: int | None = None,
+        cache_size: int | None = None,
+        eviction: Eviction = "window",
+        sinks: int = 0,
         causal: bool = True,
         dropout: float = 0.0,
     ) -> None:
@@ -122,6 +142,19 @@ class Attention(Mixer):
         at_least(0, qk_norm_eps=qk_norm_eps)
         self.kv_heads = kv_groups(self.n_heads, kv_heads)
         self.window, self.causal, self.dropout = window, causal, dropout
+        require(
+            cache_size is None or (window is None and causal and positions in ("rotary", "none")),
+            "`cache_size` needs `causal`, no `window`, and positions that are rotary or none; got "
+            f"window={window}, causal={causal} and positions={positions!r}. Leave out one of them.",
+        )
+        require(
+            cache_size is not None or (eviction == "window" and not sinks),
+            "`eviction` and `sinks` are of a bounded cache; got `cache_size=None`. Pass a number of steps.",
+        )
+        self.bounded = None if cache_size is None else EvictingCache(cache_size, eviction, sinks)
+        if self.bounded is not None:
+            # no call of an operator has the weights of all steps
+            self.recurrence = None
 
         width, kv_width = self.n_heads * self.d_head, self.kv_heads * self.d_head
         self.q = nn.Linear(d_model, width, bias=bias)
@@ -138,12 +171,14 @@ class Attention(Mixer):
         self.out = nn.Linear(width, d_model, bias=bias if output_bias is None else output_bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return o, and an `AttentionState`, None without `causal`."""
+        """Return o, and an `AttentionState`, None without `causal`, an `EvictionState` with `cache_size`."""
         require(
             self.causal or state is None,
             "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
             "Pass whole sequences, or `causal=True`.",
         )
+        if self.bounded is not None:
+            return self._evicting(self.bounded, x, state, reset)
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
         q, k, v, g = projected(x, self.q, self.k, self.v, self.gate)
@@ -160,11 +195,31 @@ class Attention(Mixer):
             return o, None
         return o, AttentionState(cache, (position + x.shape[1]).expand(x.shape[0]).contiguous())
 
+    def _evicting(
+        self, cache: EvictingCache, x: Tensor, state: State, reset: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Return o, and the steps that the policy keeps."""
+        q, k, v, g = projected(x, self.q, self.k, self.v, self.gate)
+        q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
+        v = v.unflatten(-1, (self.kv_heads, self.d_head))
+        heads, state = cache.attend(
+            q,
+            k,
+            v,
+            self.init_state(x.shape[0], device=x.device) if state is None else state,
+            reset=reset,
+            rotary=self.rotary,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        return self.out(gated(heads.flatten(-2), g, torch.sigmoid)), state
+
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return a cache of no steps in the dtype of keys, at position 0; None without `causal`."""
         if not self.causal:
             return None
         sizes = self.kv_heads, self.d_head, self.d_head
+        if self.bounded is not None:
+            return self.bounded.empty(batch, *sizes, **output_kwargs(self.k, device))
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         return AttentionState.first(cache)
 
@@ -175,8 +230,8 @@ class Attention(Mixer):
 
     @property
     def state_grows(self) -> bool:
-        """Whether the cache grows without a bound: without a window."""
-        return self.causal and self.window is None
+        """Whether the cache grows without a bound: without `window` and `cache_size`."""
+        return self.causal and self.window is None and self.bounded is None
 
     def _normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return queries or keys (b, t, heads d_head) as (b, t, heads, d_head), after their norm."""
@@ -186,5 +241,9 @@ class Attention(Mixer):
 
     @property
     def state_size(self) -> int:
-        """Elements per cached step, of which there are at most `window` - 1: key and value of their heads."""
-        return 2 * self.kv_heads * self.d_head if self.causal else 0
+        """Elements per cached step: key and value of their heads, and with `cache_size`, what a policy reads.
+
+        There are at most `window` - 1 steps, or `cache_size`.
+        """
+        of_policy = 0 if self.bounded is None else self.bounded.per_step(self.kv_heads)
+        return 2 * self.kv_heads * self.d_head + of_policy if self.causal else 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
+from linrec.nn.norms import Norm, make_norm
 from linrec.nn.positions import BucketBias
 from linrec.nn.projections import draw, input_kwargs
 from linrec.nn.rotary import Rotary
@@ -57,6 +58,11 @@ class TransformerXL(SegmentMixer):
     model has `norm_position="post"`. Its layers share u and v, as the mixers of a model here do unless
     `untie_biases`. The layers do not share W_k,R.
 
+    In a pre-norm block the memory holds steps after the norm of the block, which gets no gradients from the
+    memory. With `norm="layer"` the norm is the mixer's own: the memory holds steps before the norm, and the
+    norm gets gradients from the memory too. That is the released pre-norm model (`pre_lnorm`). Outputs of
+    both are equal while weights are constant.
+
     When training starts, weights, u and v are normal with a standard deviation of 0.02, as in the released
     code.
 
@@ -85,6 +91,8 @@ class TransformerXL(SegmentMixer):
         untie_biases: whether each layer of a model has its own u and v.
         detach: where gradients through the memory stop: "segment", the paper's, at every boundary; "never";
             or a number n, at every n-th boundary.
+        norm: "layer" or "rms" normalises steps and memory before W_q and W_k,E. A "pre" block then leaves out
+            its own norm before the mixer.
         dropout: probability that an attention weight is dropped, in training alone.
         init_std: the standard deviation above.
 
@@ -119,6 +127,7 @@ class TransformerXL(SegmentMixer):
         clamp: int | None = None,
         untie_biases: bool = False,
         detach: Detach = "segment",
+        norm: Norm = "none",
         dropout: float = 0.0,
         init_std: float = 0.02,
     ) -> None:
@@ -138,6 +147,7 @@ class TransformerXL(SegmentMixer):
         )
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.same_length, self.untie_biases = same_length, untie_biases
+        self.norm, self.own_norm = make_norm(norm, d_model), norm != "none"
 
         width = self.n_heads * self.d_head
         self.q = nn.Linear(d_model, width, bias=False)
@@ -160,13 +170,14 @@ class TransformerXL(SegmentMixer):
 
     def prepare(self, memory: PastSteps) -> PastSteps:
         """Return m_s with its keys and values, if no gradients are recorded."""
-        return memory.keyed(self.k, self.v)
+        return memory.keyed(self.k, self.v, self.norm)
 
     def read(self, x: Tensor, memory: PastSteps, segment: Steps, sight: Sight) -> tuple[Tensor, Steps]:
         """Return a, and h_s up to the new steps with its `keys_and_values`."""
-        steps = extended(segment, x, self.k, self.v)
-        joined = all_keys_and_values([memory], steps, self.k, self.v)
-        q, k, v = (y.unflatten(-1, (self.n_heads, self.d_head)) for y in (self.q(x), *joined))
+        steps = extended(segment, x, self.k, self.v, self.norm)
+        joined = all_keys_and_values([memory], steps, self.k, self.v, self.norm)
+        q = self.q(self.norm(x).to(x.dtype))
+        q, k, v = (y.unflatten(-1, (self.n_heads, self.d_head)) for y in (q, *joined))
         window = self.memory_length if self.same_length else None
         visible = sight.of(memory.alive, x.shape[1], window=window)
         dropout = self.active_dropout

@@ -40,6 +40,9 @@ class UnICORNN(NonlinearMixer):
     | EigenWorms, layers 1 and 2 of 32 channels | `dt=2.81e-5` and `dt=0.0343`, `alpha=0` |
     | IMDB, layers 1 and 2 of 128 channels | `dt=0.0066` and `dt=0.205`, `alpha=0` |
 
+    In a model, `layer_args={"dt": (2.81e-5, 0.0343)}` gives each layer its time step, and the paper's stack
+    is `skip=False, norm="none", channel_mixing="none"`.
+
     Initial values are those of the released code: w uniform in [0, 1], c in [-0.1, 0.1], V in
     +- sqrt(6 / (65 d_model)), b zero. w and c are marked as group "transition" without weight decay. The
     released model drops channels of y between layers, the same at all steps; the dropout is not here.

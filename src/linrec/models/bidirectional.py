@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers import Mixer, State
+from linrec.nn.documents import against_time
 from linrec.ops.core.call import refuse_split_time
 
 __all__ = ["Bidirectional", "Combine", "Directions"]
@@ -220,8 +221,7 @@ class Bidirectional(Directions):
         """
         self.check_input(x, reset)
         forwards, backwards = self._runs(state)
-        # step t of x is step n-1-t of the reversed x, so the link from t-1 to t ends at step n-t there
-        cut = None if reset is None else reset.flip(1).roll(1, dims=1)
+        cut = against_time(reset)
         ahead, _ = forwards(x, reset=reset, **({} if dt is None else {"dt": dt}))
         back, _ = backwards(x.flip(1), reset=cut, **({} if dt is None else {"dt": _against(dt, cut)}))
         return self._combined([ahead, back.flip(1)]), None

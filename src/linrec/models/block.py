@@ -27,6 +27,8 @@ class Block(nn.Module):
     | "post"          | x = norm(x + f(x))     |
     | "output"        | x = x + norm(f(x))     |
 
+    Without `skip`, the sum with x is left out.
+
     GateLoop's paper lists skip connections and layer normalisation, but does not give the position of the
     norm. A "pre" block omits the norm before a mixer that normalises its own input (`Mixer.own_norm`).
 
@@ -42,6 +44,7 @@ class Block(nn.Module):
         norm: "layer", "rms" or "none".
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: "pre", "post" or "output".
+        skip: whether sublayers have skip connections.
         dropout: dropout probability, applied to the output of each sublayer.
         reading: maps a tensor (b, t, d_model) and a memory to (b, t, d_model); None for blocks that do not
             read a memory.
@@ -67,12 +70,13 @@ class Block(nn.Module):
         norm: Norm = "layer",
         norm_eps: float = 1e-5,
         norm_position: NormPosition = "pre",
+        skip: bool = True,
         dropout: float = 0.0,
         reading: nn.Module | None = None,
     ) -> None:
         super().__init__()
         choice(NormPosition, norm_position=norm_position)
-        self.norm_position = norm_position
+        self.norm_position, self.skip = norm_position, skip
         before = "none" if norm_position == "pre" and mixer.own_norm else norm
         self.mixer_norm = make_norm(before, mixer.d_model, eps=norm_eps)
         self.mixer = mixer
@@ -145,6 +149,8 @@ class Block(nn.Module):
 
     def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         if self.norm_position == "output":
-            return x + self.dropout(norm(y))
-        x = x + self.dropout(y)
-        return x if self.norm_position == "pre" else norm(x)
+            y = self.dropout(norm(y))
+            return x + y if self.skip else y
+        y = self.dropout(y)
+        y = x + y if self.skip else y
+        return y if self.norm_position == "pre" else norm(y)

@@ -48,6 +48,9 @@ class StackConfig:
             import paths are as for `linrec.mixers.get`; the configuration keeps the name from `names()`.
         mixer_args: keyword arguments of the mixer. For a pattern, a dict from mixer name to keyword
             arguments, as in {"attention": {"window": 1024}}; a mixer without an entry uses its defaults.
+        layer_args: arguments of the mixer that differ between the blocks: a name, and a number for each
+            block, as in {"dt": (2.81e-5, 0.0343)} of UnICORNN. They take the place of those in `mixer_args`.
+            A pattern of mixers has none.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
             "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
@@ -57,12 +60,15 @@ class StackConfig:
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
             sublayer's skip connection, and "output" after each sublayer, before its skip connection.
+        skip: whether the sublayers have skip connections. Papers' plain stacks of recurrent networks have
+            none, and neither norms nor channel mixing.
         final_norm: whether the stack ends with a norm, before the head.
         dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
 
     Raises:
         ValueError: a number is out of range, a mixer does not exist, a pattern is empty or longer than
-            `n_layers`, or `mixer_args` names a mixer that is not in the pattern.
+            `n_layers`, `mixer_args` names a mixer that is not in the pattern, or `layer_args` has another
+            number of values than blocks.
         TypeError: a pattern contains an entry that is not a string.
 
     Example:
@@ -77,12 +83,14 @@ class StackConfig:
     n_layers: int = 4
     mixer: str | tuple[str, ...] = "gate_loop"
     mixer_args: dict[str, Any] = field(default_factory=dict)
+    layer_args: dict[str, tuple[float, ...]] = field(default_factory=dict)
     d_channel_mixing: int = 128
     channel_mixing: ChannelMixing | tuple[ChannelMixing, ...] = "ffn"
     channel_mixing_bias: bool = True
     norm: Norm = "layer"
     norm_eps: float = 1e-5
     norm_position: NormPosition | tuple[NormPosition, ...] = "pre"
+    skip: bool = True
     final_norm: bool = True
     dropout: float = 0.0
 
@@ -102,6 +110,15 @@ class StackConfig:
             by_name = _arguments_by_name(self.mixer_pattern, self.mixer_args)
             # `_settled` returns a pattern of one name as a plain string
             derive("mixer_args", by_name.get(self.mixer, {}) if isinstance(self.mixer, str) else by_name)
+        # JSON stores tuples as lists
+        derive("layer_args", {name: tuple(values) for name, values in self.layer_args.items()})
+        for name, values in self.layer_args.items():
+            require(
+                isinstance(self.mixer, str) and len(values) == self.n_layers,
+                f"`layer_args` must have a number for each of `n_layers` = {self.n_layers} blocks of one "
+                f"kind of mixer; got {len(values)} of {name!r} for {self.mixer!r}. Arguments of "
+                "all blocks are `mixer_args`.",
+            )
 
     @property
     def mixer_pattern(self) -> tuple[str, ...]:
@@ -121,7 +138,7 @@ class StackConfig:
     def mixer_of(self, layer: int) -> tuple[str, dict[str, Any]]:
         """Return the name and the keyword arguments of the time mixer of block `layer`, counted from 0."""
         if isinstance(self.mixer, str):
-            return self.mixer, self.mixer_args
+            return self.mixer, self.mixer_args | {name: at[layer] for name, at in self.layer_args.items()}
         name = self.mixer[layer % len(self.mixer)]
         return name, self.mixer_args.get(name, {})
 

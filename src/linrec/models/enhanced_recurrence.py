@@ -37,7 +37,13 @@ class EnhancedRecurrence(StackMemory):
 
     A `transformer_xl` mixer stores its inputs. So with `norm_position="post"` and `final_norm=False`, a
     memory holds the outputs of its block, as in the paper. With other positions of the norms, the outputs are
-    normalised by the norm before the mixer of the next block, or by the last norm of the stack.
+    normalised by the norm before the mixer of the next block, or by the last norm of the stack; mixers with a
+    `norm` of their own store the outputs of "pre" blocks as they are.
+
+    The paper's retrospective feed reads a document twice, so that its first segments see memories of the last
+    ones. That is a second call with the state of the first, for documents of whole segments:
+    `_, skimmed = model(tokens)`, then `outputs, _ = model(tokens, skimmed)`. Outputs then depend on later
+    steps, as of an encoder: use it for classification, not for the next token.
 
     The state is a `SegmentState` whose `memory` is the states of the blocks, and whose `segment` is the
     outputs of the stack in the unfinished segment (b, r, d_model).
@@ -50,7 +56,8 @@ class EnhancedRecurrence(StackMemory):
         ValueError: a mixer is not `transformer_xl`, has no memory, or has segments of another length.
 
     Source:
-        Ding and others, ERNIE-Doc: A Retrospective Long-Document Modeling Transformer (2021), section 3.3.
+        Ding and others, ERNIE-Doc: A Retrospective Long-Document Modeling Transformer (2021), sections 3.2
+        and 3.3.
 
     Example:
         >>> from linrec.models import LanguageModel, ModelConfig

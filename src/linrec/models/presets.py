@@ -124,6 +124,28 @@ def _samba(d_model: int, n_layers: int, d_channel_mixing: int) -> ModelConfig:
     )
 
 
+def _based(d_model: int, n_layers: int, taylor: Sequence[int]) -> ModelConfig:
+    # a layer with a window follows each layer of linear attention
+    kinds = {layer: "linear_attention" for layer in taylor} | {layer + 1: "attention" for layer in taylor}
+    return ModelConfig(
+        # GPT-2's BPE vocabulary, rounded up to a multiple of 8
+        vocab_size=50264,
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer=tuple(kinds.get(layer, "base_conv") for layer in range(n_layers)),
+        mixer_args={
+            "linear_attention": {"n_heads": 16, "d_qk": 256, "feature_map": "taylor", "bias": False},
+            # 128 earlier steps
+            "attention": {"n_heads": 16, "window": 129},
+        },
+        d_channel_mixing=2 * d_model,
+        channel_mixing="swiglu",
+        channel_mixing_bias=False,
+        norm="rms",
+        tie_embeddings=True,
+    )
+
+
 def _h3(d_model: int, n_layers: int, n_heads: int, attention: Sequence[int]) -> ModelConfig:
     return ModelConfig(
         # GPT-2's BPE vocabulary, rounded up to a multiple of 8
@@ -212,6 +234,9 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "recurrent-gemma-2b": _recurrent_gemma_2b,
     "samba": partial(_samba, 1536, 12, 4096),
     "samba-1.3b": partial(_samba, 2304, 18, 6144),
+    # indices of the layers of linear attention, from 0
+    "based": partial(_based, 1024, 27, (1, 6, 11, 16, 21)),
+    "based-1.3b": partial(_based, 1792, 36, (1, 6, 11, 16, 21, 27, 33)),
     # indices of the attention layers, from 0
     "h3-hybrid": partial(_h3, 768, 12, 12, (1, 8)),
     "h3-125m": partial(_h3, 768, 12, 12, (6,)),
@@ -269,6 +294,10 @@ def preset(name: str) -> ModelConfig:
     - "samba", "samba-1.3b": Samba, the models of 421M and 1.3B. Layers of Mamba alternate with attention to
       the last 2,048 steps. 12 layers of width 1,536 and 18 of 2,304, SwiGLU of 4,096 and 6,144, 32,000
       tokens; 421.9M and 1,330.5M parameters.
+    - "based", "based-1.3b": BASED, the models of 360M and 1.3B. Five and seven layers of linear attention
+      with Taylor features of 16 channels, as many layers of attention to 128 earlier steps, and gated short
+      convolutions. 27 layers of width 1,024 and 36 of 1,792, SwiGLU of twice the width, GPT-2's BPE rounded
+      up to a multiple of 8; 362.6M and 1,349.5M parameters.
     - "h3-hybrid": H3 on WikiText-103, with attention in the second and the ninth of 12 layers. Width 768, the
       50,257 tokens of GPT-2's BPE rounded up to a multiple of 8; 126.1M parameters.
     - "h3-125m", "h3-355m", "h3-1.3b", "h3-2.7b": H3's published models of the Pile, with attention in one,
@@ -313,6 +342,9 @@ def preset(name: str) -> ModelConfig:
 
     The Samba presets follow the configurations of the released code, whose gated units have no biases.
 
+    The BASED presets follow the released reference configurations, with a `window_size` of 256, half of which
+    is before a step; the text of the paper has windows of 64 to 128 steps.
+
     The H3 presets follow released configurations too: "h3-hybrid" the configuration for WikiText-103, the
     others the configurations that load the published weights. Their attention has no positions, because the
     layers of H3 encode the order. "h3-125m" has the 126,387,456 parameters that the authors' page prints.
@@ -328,7 +360,8 @@ def preset(name: str) -> ModelConfig:
         tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B; xLSTM (Beck and
         others, 2024), its models of 300B tokens; Griffin (De and others, 2024), the table of its models'
         hyper-parameters; RecurrentGemma (Botev and others, 2024) and its published configuration; Samba (Ren
-        and others, 2024) and its released configurations; H3 (Fu, Dao and others, 2023), the configurations
+        and others, 2024) and its released configurations; BASED (Arora and others, 2024) and its released
+        configurations; H3 (Fu, Dao and others, 2023), the configurations
         of HazyResearch/safari and HazyResearch/H3.
 
     Example:

@@ -72,6 +72,7 @@ def make_blocks(
             norm=config.norm,
             norm_eps=config.norm_eps,
             norm_position=config.norm_position_of(layer),
+            skip=config.skip,
             dropout=config.dropout,
             reading=None if make_reading is None else make_reading(),
         )

@@ -56,9 +56,9 @@ class PastSteps(NamedTuple):
         h = torch.zeros(batch, length, width, **factory)
         return cls.of(h, torch.zeros(batch, length, dtype=torch.bool, device=h.device))
 
-    def keyed(self, k: nn.Linear, v: nn.Linear) -> "PastSteps":
+    def keyed(self, k: nn.Linear, v: nn.Linear, norm: nn.Module | None = None) -> "PastSteps":
         """Return the steps with their keys and values, or without them where gradients are recorded."""
-        return replaced(self, kv=keys_and_values(self.h, self.kv, k, v))
+        return replaced(self, kv=keys_and_values(self.h, self.kv, k, v, norm))
 
     def then(self, steps: "PastSteps") -> "PastSteps":
         """Return the last m steps after t more steps."""
@@ -90,10 +90,12 @@ def last_steps(old: Shaped[Tensor, "b m *d"], new: Shaped[Tensor, "b t *d"]) -> 
     return joined(old[:, time:], new[:, max(0, time - old.shape[1]) :])
 
 
-def extended(segment: Steps, x: Float[Tensor, "b t d"], k: nn.Linear, v: nn.Linear) -> Steps:
+def extended(
+    segment: Steps, x: Float[Tensor, "b t d"], k: nn.Linear, v: nn.Linear, norm: nn.Module | None = None
+) -> Steps:
     """Return the cached steps of a segment with new steps x behind them, in the dtype of the cached steps."""
     h = torch.cat([segment[0], x.to(segment[0].dtype)], 1)
-    return h, keys_and_values(h, segment[1], k, v)
+    return h, keys_and_values(h, segment[1], k, v, norm)
 
 
 def keeps_keys(layer: nn.Module) -> bool:
@@ -106,7 +108,11 @@ def keeps_keys(layer: nn.Module) -> bool:
 
 
 def keys_and_values(
-    h: Float[Tensor, "b n d"], known: Float[Tensor, "b m c"], k: nn.Linear, v: nn.Linear
+    h: Float[Tensor, "b n d"],
+    known: Float[Tensor, "b m c"],
+    k: nn.Linear,
+    v: nn.Linear,
+    norm: nn.Module | None = None,
 ) -> Float[Tensor, "b n c"]:
     """Return [h W_k | h W_v] for a state, or a tensor of width 0 where it does not keep them.
 
@@ -115,18 +121,23 @@ def keys_and_values(
         known: the result for the first m steps, m <= n; of width 0 if it is not known.
         k: W_k.
         v: W_v.
+        norm: of the steps before W_k and W_v; None is none.
     """
     if not keeps_keys(k):
         return h.new_zeros(*h.shape[:2], 0)
     done = known.shape[1] if known.shape[2] else 0
     if 0 < done == h.shape[1]:
         return known
-    new = torch.cat(projected(h[:, done:], k, v), -1)
+    new = torch.cat(projected(_normed(h[:, done:], norm), k, v), -1)
     return joined(known, new) if done else new
 
 
 def all_keys_and_values(
-    memories: Sequence[PastSteps], segment: Steps, k: nn.Linear, v: nn.Linear
+    memories: Sequence[PastSteps],
+    segment: Steps,
+    k: nn.Linear,
+    v: nn.Linear,
+    norm: nn.Module | None = None,
 ) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
     """Return keys and values of memories m_i and a segment h: [m_1 | m_2 | .. | h] W_k and W_v.
 
@@ -135,14 +146,20 @@ def all_keys_and_values(
         segment: steps of the segment.
         k: W_k.
         v: W_v.
+        norm: of the steps before W_k and W_v; None is none.
     """
     h, kv = segment
     if not keeps_keys(k):
-        keys, values = projected(torch.cat([*(memory.h for memory in memories), h], 1), k, v)
+        h = torch.cat([*(memory.h for memory in memories), h], 1)
+        keys, values = projected(_normed(h, norm), k, v)
     else:
         known = torch.cat([*(memory.kv.to(kv.dtype) for memory in memories), kv], 1)
         keys, values = known.chunk(2, -1)
     return keys, values
+
+
+def _normed(h: Tensor, norm: nn.Module | None) -> Tensor:
+    return h if norm is None else norm(h).to(h.dtype)
 
 
 class SegmentMixer(Mixer, ABC):

@@ -66,6 +66,12 @@ def test_unknown_mixer_and_mixer_argument_name_the_nearest() -> None:
         TrainConfig("x", MemoryHorizon(), ModelConfig(vocab_size=6, mixer_args={"transitoin": "fixed"}))
 
 
+def test_arguments_of_layers_survive_json() -> None:
+    model = ModelConfig(vocab_size=6, n_layers=2, mixer="unicornn", layer_args={"dt": (0.1, 0.2)})
+    again = config_from_dict(json.loads(json.dumps(config_to_dict(TrainConfig("x", MemoryHorizon(), model)))))
+    assert again.model.layer_args == {"dt": (0.1, 0.2)} and again.model.mixer_of(1)[1]["dt"] == 0.2
+
+
 def test_tuples_in_mixer_args_survive_json() -> None:
     model = ModelConfig(vocab_size=6, mixer_args={"magnitude_init": (0.5, 0.9)})
     config = TrainConfig("x", MemoryHorizon(), model)

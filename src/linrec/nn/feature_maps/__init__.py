@@ -6,23 +6,38 @@
 | cosformer | ReLU(x), with a phase per step | ReLU(q) . ReLU(k) cos(pi (n - m) / 2 M) | d |
 | dpfp | products of ReLU([x, -x]) with itself, rolled by 1 .. nu | | 2 d nu |
 | elu | elu(x) + 1 | | d |
+| hashed | [sqrt(c + 1), c bits of x] | 1 + 2 agreeing bits | c + 1 |
 | identity | x | q . k | d |
+| learned | ReLU(W x + b), W and b learned | | m |
 | performer | exp(W x - abs(x)^2 / 2) / sqrt(m) | estimates exp(q . k) | m, or 2 m if hyperbolic |
 | performer_trigonometric | exp(abs(x)^2 / 2) [sin(W x), cos(W x)] / sqrt(m) | estimates exp(q . k) | 2 m |
 | relu | ReLU(x) + epsilon | | d |
 | rfa | [sin(W x), cos(W x)] / sqrt(m) of unit x | estimates exp(-abs(sigma (q - k))^2 / 2 tau^2) | 2 m |
 | silu | x sigmoid(x) | | d |
 | softmax | softmax of the channels | | d |
+| taylor | [1, y, y_i^2 / sqrt(2), y_i y_j] | 1 + s + s^2 / 2, s = q . k / sqrt(d) | 1 + d (d + 3) / 2 |
 
-Maps with a matrix W are random: `RandomFeatures`, which can be redrawn. In the two of Performer, x, q and k
-are divided by d^(1/4), so that the features estimate the kernel of softmax attention.
+Other maps with a matrix W are random: `RandomFeatures`, which can be redrawn. In the two of Performer, x, q
+and k are divided by d^(1/4), so that the features estimate the kernel of softmax attention. `HashedFeatures`
+learns its bits by `fit`.
 """
 
 import inspect
 from typing import Any
 
 from linrec.errors import unknown, unknown_argument
-from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, FeatureMap, Identity, ReLU, SiLU, Softmax
+from linrec.nn.feature_maps.fixed import (
+    DPFP,
+    ELU,
+    CosFormer,
+    FeatureMap,
+    Identity,
+    ReLU,
+    SiLU,
+    Softmax,
+    Taylor,
+)
+from linrec.nn.feature_maps.learned import HashedFeatures, LearnedFeatures
 from linrec.nn.feature_maps.random import (
     ArcCosine,
     FourierFeatures,
@@ -32,20 +47,26 @@ from linrec.nn.feature_maps.random import (
 )
 from linrec.rules import require
 
-__all__ = ["FeatureMap", "RandomFeatures", "build", "build_without_phase", "names"]
+__all__ = ["FeatureMap", "HashedFeatures", "RandomFeatures", "build", "build_without_phase", "names"]
+
+PER_HEAD = "hashed", "learned"
+"""Maps that learn numbers of each head, by the argument `n_heads`."""
 
 _MAPS: dict[str, type[FeatureMap]] = {
     "arc_cosine": ArcCosine,
     "cosformer": CosFormer,
     "dpfp": DPFP,
     "elu": ELU,
+    "hashed": HashedFeatures,
     "identity": Identity,
+    "learned": LearnedFeatures,
     "performer": PositiveFeatures,
     "performer_trigonometric": TrigonometricFeatures,
     "relu": ReLU,
     "rfa": FourierFeatures,
     "silu": SiLU,
     "softmax": Softmax,
+    "taylor": Taylor,
 }
 
 

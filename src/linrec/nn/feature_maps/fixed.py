@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linrec.rules import at_least
 
-__all__ = ["DPFP", "ELU", "CosFormer", "FeatureMap", "Identity", "ReLU", "SiLU", "Softmax"]
+__all__ = ["DPFP", "ELU", "CosFormer", "FeatureMap", "Identity", "ReLU", "SiLU", "Softmax", "Taylor"]
 
 
 class FeatureMap(nn.Module, ABC):
@@ -216,3 +216,31 @@ class DPFP(FeatureMap):
         """The products (..., 2 d_head nu): all i for the first j, then all i for the next."""
         r = functional.relu(torch.cat([x, -x], -1))
         return torch.cat([r * r.roll(-j, -1) for j in range(1, self.nu + 1)], -1)
+
+
+class Taylor(FeatureMap):
+    """phi(x) = [1 | y | y_i^2 / sqrt(2) | y_i y_j for i < j], y = x / d^(1/4).
+
+        phi(q) . phi(k) = 1 + s + s^2 / 2,    s = q . k / sqrt(d)
+
+    This is the Taylor series of exp(s), the kernel of softmax attention, up to the second power. It is at
+    least 1/2.
+
+    Args:
+        d_head: channels d of a query or key.
+
+    Source:
+        Simple linear attention language models balance the recall-throughput tradeoff (Arora and others,
+        2024), BASED, section 4.1. The released code has all d^2 products, y_i y_j / sqrt(2), of which those
+        of i < j and of j < i are equal.
+    """
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__(d_head, 1 + d_head + d_head * (d_head + 1) // 2)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
+        """The features (..., 1 + d + d (d + 1) / 2)."""
+        y = x * self.d_head**-0.25
+        i, j = torch.triu_indices(self.d_head, self.d_head, 1, device=x.device)
+        squares = y.square() * math.sqrt(0.5)
+        return torch.cat([torch.ones_like(y[..., :1]), y, squares, y[..., i] * y[..., j]], -1)
