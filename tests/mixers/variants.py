@@ -808,7 +808,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "rsa": {
         "paper": {"n_heads": 4, "d_head": 2},
-        "regular": {"n_heads": 2, "gate": "layer", "positions": "rotary", "bias": True},
+        "regular": {"n_heads": 2, "gate": "layer", "bias": True},
         "cyclical": {"n_heads": 3, "d_head": 2, "n_cosine": 2, "n_sine": 1},
     },
     "trans_normer": {

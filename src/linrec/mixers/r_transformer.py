@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers import build, get
+from linrec.mixers import build, canonical, get
 from linrec.mixers.attention import Attention, Positions
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
@@ -104,7 +104,8 @@ class RTransformer(Mixer):
         at_least(1, window=window, n_rnns=n_rnns)
         at_least(0, norm_eps=norm_eps)
         self.window, self.dropout = window, dropout
-        self.rnns = nn.ModuleList(build(get(rnn), d_model, **rnn_args or {}) for _ in range(n_rnns))
+        name = canonical(rnn, what="`rnn`")
+        self.rnns = nn.ModuleList(build(get(name), d_model, **rnn_args or {}) for _ in range(n_rnns))
         self.rnn_norms = nn.ModuleList(make_norm(norm, d_model, eps=norm_eps) for _ in range(n_rnns))
         self.attention = Attention(d_model, n_heads=n_heads, positions=positions, bias=bias, dropout=dropout)
         self.attention_norm = make_norm(norm, d_model, eps=norm_eps)

@@ -22,17 +22,14 @@ from torch import Tensor, nn
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.positions import AttentionState
 from linrec.nn.projections import output_kwargs, projected
-from linrec.nn.rotary import Rotary
-from linrec.ops.attention import check_options, softmax_attention
+from linrec.ops.attention import AttentionCache, check_options, softmax_attention
 from linrec.ops.scan import scan
 from linrec.rules import at_least, choice, require
 
 __all__ = ["RSA", "RSAState"]
 
 Gate = Literal["head", "layer"]
-Positions = Literal["rotary", "none"]
 
 # of heads whose number is not given
 CHANNELS_PER_HEAD = 64
@@ -44,11 +41,11 @@ class RSAState(NamedTuple):
     """The state of RSA between two pieces of a sequence.
 
     Attributes:
-        attention: the cache of keys and values, and the position.
+        cache: keys and values of past steps.
         S: the recurrence (b, h d_head), complex if there are cosine or sine heads.
     """
 
-    attention: AttentionState
+    cache: AttentionCache
     S: Inexact[Tensor, "b c"]
 
 
@@ -70,13 +67,12 @@ class RSA(Mixer):
         n_cosine: heads with P^C1. None is a quarter of the heads, rounded down.
         n_sine: heads with P^C2. None is a quarter of the heads, rounded down.
         gate: whether each "head" has its own mu, or the "layer" has one for all heads.
-        positions: of queries and keys, "none", or "rotary".
         bias: whether the projections have biases.
         dropout: probability that a share of the softmax is dropped, in training alone.
 
     Raises:
-        ValueError: `n_heads` that does not divide `d_model`, more cosine and sine heads than heads, an odd
-            number of channels to turn, an unknown name, or a number out of range.
+        ValueError: `n_heads` that does not divide `d_model`, more cosine and sine heads than heads, an
+            unknown name, or a number out of range.
 
     Source:
         Huang and others, Encoding Recurrence into Transformers (2023), section 3.
@@ -84,7 +80,7 @@ class RSA(Mixer):
     Example:
         >>> mixer = RSA(64, n_heads=4)
         >>> y, state = mixer(torch.zeros(2, 10, 64))
-        >>> y.shape, state.attention.cache.k.shape, state.S.shape
+        >>> y.shape, state.cache.k.shape, state.S.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 10, 4, 16]), torch.Size([2, 64]))
     """
 
@@ -100,13 +96,11 @@ class RSA(Mixer):
         n_cosine: int | None = None,
         n_sine: int | None = None,
         gate: Gate = "head",
-        positions: Positions = "none",
         bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         choice(Gate, gate=gate)
-        choice(Positions, positions=positions)
         check_options(None, dropout)
         at_least(0, n_cosine=n_cosine, n_sine=n_sine, or_none=True)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
@@ -125,7 +119,6 @@ class RSA(Mixer):
         self.q = nn.Linear(d_model, width, bias=bias)
         self.k = nn.Linear(d_model, width, bias=bias)
         self.v = nn.Linear(d_model, width, bias=bias)
-        self.rotary = Rotary(self.d_head) if positions == "rotary" else None
         self.mu = nn.Parameter((2 * torch.rand(self.n_heads if gate == "head" else 1) - 1) * GATE_BOUND)
         eta = _between(self.n_heads - cyclical)
         self.eta = nn.Parameter(torch.where(torch.rand_like(eta) < 0.5, -eta, eta))
@@ -137,23 +130,19 @@ class RSA(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `RSAState`."""
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        Q, K, V = self._projected(x, past.attention.position)
-        heads, cache, S = self._heads(Q, K, V, past, reset, self.dropout if self.training else 0.0)
-        attention = AttentionState(cache, past.attention.position + x.shape[1])
-        return self.out(heads.flatten(-2)), RSAState(attention, S)
+        Q, K, V = self._projected(x)
+        heads, state = self._heads(Q, K, V, past, reset, self.dropout if self.training else 0.0)
+        return self.out(heads.flatten(-2)), state
 
-    def _projected(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Tensor) -> list[Tensor]:
         """Return Q, K and V (b, t, h, d_head)."""
-        Q, K, V = (y.unflatten(-1, (self.n_heads, -1)) for y in projected(x, self.q, self.k, self.v))
-        if self.rotary is not None:
-            Q, K = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), Q, K)
-        return Q, K, V
+        return [y.unflatten(-1, (self.n_heads, -1)) for y in projected(x, self.q, self.k, self.v)]
 
     def _heads(
         self, Q: Tensor, K: Tensor, V: Tensor, past: RSAState, reset: Tensor | None, dropout: float
-    ) -> tuple[Tensor, State, Tensor]:
-        """Return the heads (b, t, h, d_head), the cache and S."""
-        attended, cache = softmax_attention(Q, K, V, state=past.attention.cache, reset=reset, dropout=dropout)
+    ) -> tuple[Tensor, RSAState]:
+        """Return the heads (b, t, h, d_head), and the state."""
+        attended, cache = softmax_attention(Q, K, V, state=past.cache, reset=reset, dropout=dropout)
         dtype = self.state_dtype
         a = torch.tanh(self.eta.to(dtype))
         if self.theta.numel():
@@ -165,15 +154,15 @@ class RSA(Mixer):
             real, sine = PV.real, self.n_heads - self.n_sine
             PV = torch.cat([real[:, :, :sine], PV[:, :, sine:].imag], 2)
         gate = torch.sigmoid(self.mu.to(dtype))[:, None]
-        return ((1 - gate) * attended + gate * PV).to(V.dtype), cache, last
+        return ((1 - gate) * attended + gate * PV).to(V.dtype), RSAState(cache, last)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return a cache of no steps at position 0, and S of zeros."""
+        """Return a cache of no steps, and S of zeros."""
         sizes = self.n_heads, self.d_head, self.d_head
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         factory = self.factory_kwargs(device, is_complex=self.theta.numel() > 0)
         S = torch.zeros(batch, self.n_heads * self.d_head, **factory)
-        return RSAState(AttentionState.first(cache), S)
+        return RSAState(cache, S)
 
     @property
     def state_size(self) -> int:
@@ -185,15 +174,12 @@ class RSA(Mixer):
         self.check_input(x, reset)
         batch, time, _ = x.shape
         past = self.init_state(batch, device=x.device)
-        Q, K, V = self._projected(x, past.attention.position)
+        Q, K, V = self._projected(x)
         # values that make the heads the weights, with states of as many channels
         one_hot = torch.eye(time, dtype=V.dtype, device=x.device)[:, None].expand(batch, -1, self.n_heads, -1)
-        cache = past.attention.cache
-        past = past._replace(
-            attention=past.attention._replace(cache=cache._replace(v=one_hot[:, :0])),
-            S=past.S.new_zeros(batch, self.n_heads * time),
-        )
-        weights, *_ = self._heads(Q, K, one_hot, past, reset, 0.0)
+        S = past.S.new_zeros(batch, self.n_heads * time)
+        past = RSAState(past.cache._replace(v=one_hot[:, :0]), S)
+        weights, _ = self._heads(Q, K, one_hot, past, reset, 0.0)
         return weights.abs().mean(2)
 
 
