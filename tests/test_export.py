@@ -23,6 +23,7 @@ STEP_BY_STEP = (
     "delta_lstm",
     "hippo_rnn",
     "ind_rnn",
+    "r_transformer",
     "recurrent_delta_net",
     "slstm",
     "sru",

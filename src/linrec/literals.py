@@ -24,9 +24,10 @@ MixerName: TypeAlias = Literal[
     "irnn", "jordan", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "lipschitz_rnn",
     "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3", "mega",
     "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights",
-    "ode_rnn", "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5",
-    "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "strongly_typed_rnn",
-    "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "ode_rnn", "on_lstm", "qrnn", "r_transformer", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru",
+    "rsa", "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru",
+    "srwm", "strongly_typed_rnn", "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn",
+    "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
@@ -133,6 +134,7 @@ OTHER_NAMES: dict[str, str] = {
     'ode_rnn(inputs="field")': "neural ODE, neural ordinary differential equation, NODE",
     "on_lstm": "ordered neurons",
     "qrnn": "quasi-recurrent neural network",
+    "r_transformer": "RNN-enhanced Transformer, LocalRNN",
     "recurrent_delta_net": "recurrent fast weight programmer, RFWP",
     'recurrent_delta_net(variant="delta_rnn")': "Delta RNN",
     "relit": "GaLiTe, recurrent linear Transformer",
@@ -140,6 +142,7 @@ OTHER_NAMES: dict[str, str] = {
     "retnet": "retentive network, MultiScaleRetention",
     "rfa": "random feature attention",
     "rg_lru": "Griffin, RecurrentGemma, real-gated linear recurrent unit",
+    "rsa": "self-attention with recurrence, recurrence encoding matrix, REM",
     "rwkv4": "RWKV",
     "rwkv5": "Eagle, RWKV, Eagle and Finch",
     "rwkv6": "Finch, RWKV, Eagle and Finch, RWKV6Attention",

@@ -831,6 +831,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "T5": {"n_heads": 2, "segment_length": 3, "positions": "t5", "init_std": 0.5},
         "own norm": {"n_heads": 2, "segment_length": 4, "norm": "layer", "init_std": 0.5},
     },
+    "r_transformer": {
+        "paper": {"n_heads": 2, "window": 3},
+        "two networks": {"n_rnns": 2, "window": 2, "rnn": "lstm", "positions": "rotary", "norm": "rms"},
+        "of one step": {"window": 1, "rnn": "elman", "bias": False},
+    },
+    "rsa": {
+        "paper": {"n_heads": 4, "d_head": 2},
+        "regular": {"n_heads": 2, "gate": "layer", "bias": True},
+        "cyclical": {"n_heads": 3, "d_head": 2, "n_cosine": 2, "n_sine": 1},
+    },
     "trans_normer": {
         "paper": {},
         "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},

@@ -88,11 +88,13 @@ if TYPE_CHECKING:
     from linrec.mixers.ode_rnn import OdeRNN as OdeRNN
     from linrec.mixers.on_lstm import OnLSTM as OnLSTM
     from linrec.mixers.qrnn import QRNN as QRNN
+    from linrec.mixers.r_transformer import RTransformer as RTransformer
     from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet as RecurrentDeltaNet
     from linrec.mixers.relit import ReLiT as ReLiT
     from linrec.mixers.retnet import RetNet as RetNet
     from linrec.mixers.rfa import RFA as RFA
     from linrec.mixers.rg_lru import RGLRU as RGLRU
+    from linrec.mixers.rsa import RSA as RSA
     from linrec.mixers.rwkv4 import RWKV4 as RWKV4
     from linrec.mixers.rwkv5 import RWKV5 as RWKV5
     from linrec.mixers.rwkv6 import RWKV6 as RWKV6

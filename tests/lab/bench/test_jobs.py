@@ -39,6 +39,12 @@ def test_the_state_of_a_model_is_that_of_its_mixers():
     assert sizes(config).state == both == LanguageModel(config).state_size
 
 
+def test_a_mixer_inside_a_mixer_is_counted_once():
+    config = ModelConfig(vocab_size=8, d_model=32, n_layers=2, mixer="falcon_h1")
+    assert sizes(config).state == LanguageModel(config).state_size
+    assert sizes(config).grows == 2 * mixers.build("attention", 32).state_size
+
+
 def test_jobs_have_equal_parameters_and_the_first_seed_of_everything_comes_first():
     jobs = make_jobs(get_suite("smoke"), ["attention", f"{OWN}:Identity"], [3, 5])
     assert [(job.task, job.mixer.split(":")[-1], job.seed) for job in jobs] == [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from linrec.field_types import read_content
 from linrec.files import make_subfolder
@@ -284,12 +285,19 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
     """Return the sizes of a configuration's model, built on the meta device if its mixer supports it."""
     with torch.random.fork_rng(devices=[]):
         model = _built(config)
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+    stateful = _stateful(model)
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
-        sum(module.state_size for module in model.modules() if isinstance(module, (Mixer, StackMemory))),
-        sum(mixer.state_size for mixer in mixers if _starts_empty(mixer)),
+        sum(module.state_size for module in stateful),
+        sum(mixer.state_size for mixer in stateful if isinstance(mixer, Mixer) and _starts_empty(mixer)),
     )
+
+
+def _stateful(module: nn.Module) -> list[Mixer | StackMemory]:
+    """Return the mixers and memories of a model, without those whose states are parts of another's state."""
+    if isinstance(module, (Mixer, StackMemory)):
+        return [module]
+    return [found for child in module.children() for found in _stateful(child)]
 
 
 def equally_many(parameters: int, other: int) -> bool:
