@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from linrec.ops.core.garbage import uncollected
+
 OUT_OF_MEMORY = "out of memory"
 # calls of a turn, in `Bench.beside_add`
 TURN = 4
@@ -238,7 +240,7 @@ class Bench:
 def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with uncollected(), torch.cuda.graph(graph):
             function()
     except Exception:
         # any error means "cannot be captured": the plain call worked

@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -76,3 +77,35 @@ def test_other_tensors_in_place_are_captured_again(log: list[str]) -> None:
     for _ in range(EAGER_STEPS + 2):
         captured(x)
     assert log == fresh
+
+
+def test_no_garbage_is_collected_during_a_capture(log: list[str]) -> None:
+    captured = CapturedStep(lambda x: log.append(f"collects: {gc.isenabled()}"))
+    for _ in range(EAGER_STEPS + 1):
+        captured(torch.zeros(2))
+    assert log[-3:] == ["capture", "collects: False", "replay"] and log[0] == "collects: True"
+    assert gc.isenabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_old_graph_does_not_break_a_capture() -> None:
+    x = torch.zeros(2, device="cuda")
+
+    def captured(step: Callable[[torch.Tensor], None]) -> CapturedStep:
+        run = CapturedStep(step)
+        for _ in range(EAGER_STEPS + 2):
+            run(x)
+        return run
+
+    def making_garbage(x: torch.Tensor) -> None:
+        # enough lists for the collector to begin
+        assert len([[] for _ in range(5000)]) == 5000
+        x.add_(1)
+
+    for _ in range(20):
+        # a cycle, which the collector alone ends
+        old = captured(lambda x: x.add_(1))
+        old.itself = old  # type: ignore[attr-defined]
+        del old
+        captured(making_garbage)

@@ -21,6 +21,7 @@ from linrec.models import LanguageModel
 from linrec.models.compilation import EAGER_STEPS, compiling, with_parts_compiled
 from linrec.models.ragged import RaggedState
 from linrec.ops.attention import AttentionCache
+from linrec.ops.core.garbage import uncollected
 from linrec.ops.core.kernel import successors
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it
@@ -175,7 +176,7 @@ class Steps:
 
     def _recorded(self, after: Buffers, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        with uncollected(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
             self._step_into(after)
         return graph
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 from linrec.models.language_model import LanguageModel
+from linrec.ops.core.garbage import uncollected
 from linrec.torch_private import compiler_options, custom_graph_pass
 
 __all__ = ["EAGER_STEPS", "CapturedStep", "compiling", "with_parts_compiled"]
@@ -129,7 +130,7 @@ class CapturedStep:
             return
         if not self._arguments:
             self._arguments = tuple(None if a is None else a.clone() for a in arguments)
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            with uncollected(), torch.cuda.graph(self._graph, stream=self._stream):
                 self._step(*self._arguments)
         for static, argument in zip(self._arguments, arguments, strict=True):
             if static is not None and argument is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from linrec.ops.core.garbage import uncollected
 from linrec.ops.core.kernel import needs_dispatcher
 
 STEPS = 16
@@ -89,7 +90,7 @@ def _captured(piece: Piece, before: Piece) -> Piece:
     current = torch.cuda.current_stream()
     (stream, first), graph = _aside(current), torch.cuda.CUDAGraph()
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
+    with uncollected(), torch.cuda.stream(stream):
         # libraries allocate their workspaces at the first call on a stream
         before()
         # other threads may allocate meanwhile
