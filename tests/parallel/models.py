@@ -49,6 +49,7 @@ REFUSED = {
     "mamba2": "short_conv",
     "mamba3": "token_shift",
     "qrnn": "token_shift",
+    "strongly_typed_rnn": "token_shift",
     "mega": "mega",
     "recurrent_delta_net": "recurrent_delta_net",
     "delta_delta_net": "delta_rule",
