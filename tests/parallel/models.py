@@ -50,6 +50,7 @@ REFUSED = {
     "mamba2": "short_conv",
     "mamba3": "token_shift",
     "qrnn": "token_shift",
+    "strongly_typed_rnn": "token_shift",
     "mega": "mega",
     "r_transformer": "r_transformer",
     "recurrent_delta_net": "recurrent_delta_net",
