@@ -191,11 +191,12 @@ def attention_inputs(time: int, *, seed: int = 0, **arguments: Any) -> dict[str,
     return now | {"state": gate_loop_attention(**before)[1]}
 
 
-def softmax_inputs(time: int, *, groups: int = 2, **arguments: Any) -> dict[str, Any]:
+def softmax_inputs(time: int, *, groups: int = 2, slopes: bool = False, **arguments: Any) -> dict[str, Any]:
     inputs = attention_inputs(time, log_decay=None, phase=None, **arguments)
     state = inputs["state"]
     k, v, keys, values = (x[:, :, :groups] for x in (inputs["k"], inputs["v"], state.k, state.v))
-    return {"q": inputs["q"], "k": k, "v": v, "state": state._replace(k=keys.to(k), v=values.to(v))}
+    found = {"q": inputs["q"], "k": k, "v": v, "state": state._replace(k=keys.to(k), v=values.to(v))}
+    return found | ({"slopes": torch.tensor([0.5, 0.125]).to(k)} if slopes else {})
 
 
 def feature_inputs(time: int, *, bonus: bool = False, **arguments: Any) -> dict[str, Any]:
@@ -376,6 +377,15 @@ OPERATORS = {
         {"Transformer": {}, "multi-query": {"groups": 1}},
         ("q", "k", "v"),
         options={"scale": {"scale": 0.5}, "window": {"window": 7}},
+        long=200,
+    ),
+    "softmax_attention with slopes": Operator(
+        softmax_attention,
+        functools.partial(softmax_inputs, slopes=True),
+        {"ALiBi": {}, "multi-query": {"groups": 1}},
+        ("q", "k", "v"),
+        kept=("slopes",),
+        options={"window": {"window": 7}},
         long=200,
     ),
     "laplace_attention": Operator(

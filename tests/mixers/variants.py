@@ -24,6 +24,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "grouped": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "rotary_fraction": 0.5},
         "heads": {"n_heads": 3, "d_head": 2, "bias": True, "rotary_base": 100.0},
         "no positions": {"n_heads": 2, "positions": "none"},
+        "ALiBi": {"n_heads": 4, "kv_heads": 2, "positions": "alibi"},
+        "ALiBi in a window": {"n_heads": 3, "d_head": 2, "positions": "alibi", "window": 4},
         "Qwen3-Next": {
             "n_heads": 2,
             "d_head": 4,
