@@ -169,6 +169,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "dss": {
         "softmax": {"d_state": 3, "length": 50},
         "exp": {"d_state": 4, "kernel": "exp", "init": "lin"},
+        "no scale": {"d_state": 3, "kernel": "exp_no_scale", "separate_steps": True},
     },
     # larger weights than the paper's, whose outputs would be near zero
     "flash_gau": {
