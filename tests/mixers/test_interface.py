@@ -112,6 +112,8 @@ def test_an_argument_works_or_is_refused_by_name(name):
 
 # matrices that are not the weight of a linear layer
 OTHER_MATRICES = {
+    # maps vectors over time
+    "gmlp": {"W_s"},
     "aft": {"position_q", "position_k"},
     "antisymmetric_rnn": {"M"},
     "block_state": {f"filters.{f}.C" for f in range(3)},

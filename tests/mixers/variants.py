@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_gate": True,
         },
         "OLMo 2": {"n_heads": 2, "d_head": 4, "kv_heads": 1, "qk_norm": "all"},
+        "encoder": {"n_heads": 2, "positions": "alibi", "causal": False},
     },
     "delta_net": {
         "paper": {},
@@ -270,6 +271,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "beta": "double_sigmoid", "output_gate": False},
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
+    },
+    # shorter than the longest sequences of the laws
+    "gmlp": {
+        "paper": {"d_inner": 6, "max_length": 40},
+        "aMLP": {"d_inner": 6, "max_length": 40, "d_attention": 3},
+        "no bias": {"d_inner": 4, "max_length": 2000, "spatial_bias": False},
+        "encoder": {"d_inner": 6, "max_length": 40, "d_attention": 3, "causal": False},
     },
     "gru_d": {
         "paper": {},
@@ -787,6 +795,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "tnn": {
         "paper": {"d_position": 5},
         "no decay": {"length": 40, "decay": 1.0, "expansion": 1, "position_depth": 0, "bias": False},
+    },
+    # shorter than the longest sequences of the laws
+    "synthesizer": {
+        "dense": {"n_heads": 2, "max_length": 40, "d_hidden": 3},
+        "random": {"n_heads": 2, "max_length": 40, "scores": "random", "bias": False},
+        "factorized dense": {"max_length": 40, "scores": "factorized_dense", "factor": 4},
+        "factorized random": {"n_heads": 2, "max_length": 40, "scores": "factorized_random", "rank": 3},
+        "dense and attention": {"n_heads": 2, "max_length": 40, "second": "attention"},
+        "alone": {"max_length": 40, "value_projection": False, "output_projection": False},
+        "encoder": {"max_length": 40, "scores": "random", "second": "attention", "causal": False},
     },
     # larger weights than the paper's, whose outputs would be near zero
     "transformer_xl": {

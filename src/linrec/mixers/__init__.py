@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from linrec.mixers.gated_delta_product import GatedDeltaProduct as GatedDeltaProduct
     from linrec.mixers.gilr import GILR as GILR
     from linrec.mixers.gla import GLA as GLA
+    from linrec.mixers.gmlp import GMLP as GMLP
     from linrec.mixers.gru import GRU as GRU
     from linrec.mixers.gru_d import GRUD as GRUD
     from linrec.mixers.gss import GSS as GSS
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from linrec.mixers.slstm import SLSTM as SLSTM
     from linrec.mixers.sru import SRU as SRU
     from linrec.mixers.srwm import SRWM as SRWM
+    from linrec.mixers.synthesizer import Synthesizer as Synthesizer
     from linrec.mixers.tarnn import TARNN as TARNN
     from linrec.mixers.tnn import TNN as TNN
     from linrec.mixers.trans_normer import TransNormer as TransNormer
