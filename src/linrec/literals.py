@@ -19,14 +19,14 @@ MixerName: TypeAlias = Literal[
     "aft", "antisymmetric_rnn", "attention", "block_recurrent", "block_state", "cfc",
     "compressive_transformer", "cornn", "decaying_fast_weights", "delta_delta_net", "delta_lstm", "delta_net",
     "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn", "flash_gau",
-    "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla", "gmlp",
-    "gru", "gru_d", "gss", "h3", "hawk", "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn", "infini_attention",
-    "irnn", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "lipschitz_rnn", "liquid_s4",
-    "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3", "mega", "min_gru",
-    "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights", "ode_rnn",
-    "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5", "rwkv6",
-    "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "synthesizer", "tarnn", "tnn",
-    "trans_normer", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "fnet", "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr", "gla",
+    "gmlp", "gru", "gru_d", "gss", "h3", "hawk", "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn",
+    "infini_attention", "irnn", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "linformer",
+    "lipschitz_rnn", "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3",
+    "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights",
+    "ode_rnn", "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5",
+    "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "synthesizer",
+    "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""

@@ -164,7 +164,7 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
         module = importlib.import_module(f"linrec.{checks}")
         monkeypatch.setattr(module, "visible", lambda values: False)
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
-    x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
+    x, reset = torch.randn(2, TIME, 4).requires_grad_(), torch.zeros(2, TIME, dtype=torch.bool)
     _, state = mixer(x)
     times = {"dt": torch.rand(2, TIME) + 0.5} if mixer.takes_dt else {}
     # the first call builds a mixer, once

@@ -244,6 +244,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"n_heads": 2, "decay": "none", "conv_size": None, "output_gate": False},
         "single step": {"n_householder": 1, "beta": "sigmoid", "qk_eps": 1e-6},
     },
+    "linformer": {
+        "paper": {"n_heads": 2, "rank": 3, "max_length": 40},
+        "no sharing": {"n_heads": 2, "rank": 2, "max_length": 40, "sharing": "none", "bias": True},
+        "key-value": {"rank": 3, "max_length": 2000, "sharing": "key_value"},
+    },
     "lightning_attention": {
         "paper": {"n_heads": 2},
         "head size": {"n_heads": 2, "d_head": 3, "output_gate": False},
@@ -838,6 +843,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+ENCODERS = ["fnet", "linformer"]
+"""Mixers that see later steps with any arguments."""
+CAUSAL = [name for name in mixers.names() if name not in ENCODERS]
 NONLINEAR = [name for name in mixers.names() if mixers.get(name).recurrence == "nonlinear_scan"]
 """Mixers on `nonlinear_scan`, whose default mode is a loop in Python."""
 SEGMENTED = [name for name in mixers.names() if issubclass(mixers.get(name), SegmentMixer)]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from linrec.mixers.fast_grnn import FastGRNN as FastGRNN
     from linrec.mixers.fast_rnn import FastRNN as FastRNN
     from linrec.mixers.flash_gau import FlashGAU as FlashGAU
+    from linrec.mixers.fnet import FNet as FNet
     from linrec.mixers.gate_loop import GateLoop as GateLoop
     from linrec.mixers.gate_loop_attention import GateLoopAttention as GateLoopAttention
     from linrec.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNet
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from linrec.mixers.lfm2 import LFM2 as LFM2
     from linrec.mixers.lightning_attention import LightningAttention as LightningAttention
     from linrec.mixers.linear_attention import LinearAttention as LinearAttention
+    from linrec.mixers.linformer import Linformer as Linformer
     from linrec.mixers.lipschitz_rnn import LipschitzRNN as LipschitzRNN
     from linrec.mixers.liquid_s4 import LiquidS4 as LiquidS4
     from linrec.mixers.lmu import LMU as LMU

@@ -288,7 +288,8 @@ def check_state_dict(mixer: Mixer, x: Tensor) -> None:
             tensor.zero_()
         for tensor in (*emptied.parameters(), *emptied.buffers()):
             tensor.fill_(1)
-    if torch.equal(twin(x)[0], y):
+    # a mixer may have no weights
+    if twin.state_dict() and torch.equal(twin(x)[0], y):
         raise AssertionError("the outputs do not depend on the weights in the `state_dict`")
     for loaded, how in ((twin, "after loading"), (assigned, "assigned to meta"), (emptied, "after to_empty")):
         loaded.load_state_dict(state, assign=loaded is assigned)
