@@ -26,7 +26,8 @@ MixerName: TypeAlias = Literal[
     "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights",
     "ode_rnn", "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5",
     "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "synthesizer",
-    "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "tarnn", "tnn", "trans_normer", "transformer_ls", "transformer_xl", "u_rnn", "unicornn", "wave_rnn",
+    "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
@@ -145,6 +146,7 @@ OTHER_NAMES: dict[str, str] = {
     "tarnn": "time adaptive recurrent neural network",
     "tnn": "Toeplitz neural network, gated Toeplitz unit, GTU",
     "trans_normer": "TransNormerLLM, NormLinearAttention",
+    "transformer_ls": "Long-Short Transformer",
     "transformer_xl": "Transfo XL",
     "u_rnn": "unitary RNN, unitary evolution RNN",
     "unicornn": "undamped independent controlled oscillatory RNN",

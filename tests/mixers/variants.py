@@ -811,6 +811,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "alone": {"max_length": 40, "value_projection": False, "output_projection": False},
         "encoder": {"max_length": 40, "scores": "random", "second": "attention", "causal": False},
     },
+    "transformer_ls": {
+        "paper": {"n_heads": 2, "segment_length": 4, "window": 6, "n_chunks": 3},
+        "several rows": {
+            "segment_length": 3,
+            "rank": 2,
+            "window": 2,
+            "n_chunks": 2,
+            "bias": True,
+            "detach": 2,
+        },
+        "a window of the step alone": {"n_heads": 2, "segment_length": 2, "window": 1, "n_chunks": 1},
+    },
     # larger weights than the paper's, whose outputs would be near zero
     "transformer_xl": {
         "paper": {"n_heads": 2, "segment_length": 4, "init_std": 0.5},

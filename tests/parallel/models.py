@@ -71,6 +71,7 @@ REFUSED = {
     "sru": "sru",
     "synthesizer": "synthesizer",
     "tnn": "long_conv",
+    "transformer_ls": "transformer_ls",
     "transformer_xl": "transformer_xl",
     "xlstm_7b": "mlstm",
 }

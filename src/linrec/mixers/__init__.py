@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from linrec.mixers.tarnn import TARNN as TARNN
     from linrec.mixers.tnn import TNN as TNN
     from linrec.mixers.trans_normer import TransNormer as TransNormer
+    from linrec.mixers.transformer_ls import TransformerLS as TransformerLS
     from linrec.mixers.transformer_xl import TransformerXL as TransformerXL
     from linrec.mixers.u_rnn import URNN as URNN
     from linrec.mixers.unicornn import UnICORNN as UnICORNN
