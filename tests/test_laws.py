@@ -75,6 +75,7 @@ LONG_OF_MIXERS = {
     "ind_rnn": 256,
     "mega": 256,
     "recurrent_delta_net": 256,
+    "reformer": 1024,
     "slstm": 256,
     "sru": 256,
     "srwm": 256,

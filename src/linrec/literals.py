@@ -24,10 +24,10 @@ MixerName: TypeAlias = Literal[
     "infini_attention", "irnn", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "linformer",
     "lipschitz_rnn", "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3",
     "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights",
-    "ode_rnn", "on_lstm", "qrnn", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rwkv4", "rwkv5",
-    "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "synthesizer",
-    "tarnn", "tnn", "trans_normer", "transformer_ls", "transformer_xl", "u_rnn", "unicornn", "wave_rnn",
-    "xlstm_7b",
+    "ode_rnn", "on_lstm", "qrnn", "recurrent_delta_net", "reformer", "relit", "retnet", "rfa", "rg_lru",
+    "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm",
+    "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls", "transformer_xl", "u_rnn", "unicornn",
+    "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""

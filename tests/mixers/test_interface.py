@@ -225,8 +225,8 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
 
 
 # outputs that are fed back into their own queries, a network of three layers in each step of the state, and
-# exponential gates of large logits
-LOOSER = {"recurrent_delta_net": 0.05, "ode_rnn": 0.05, "xlstm_7b": 0.05}
+# exponential gates of large logits; a step near the border of a bucket is hashed to another one
+LOOSER = {"recurrent_delta_net": 0.05, "ode_rnn": 0.05, "xlstm_7b": 0.05, "reformer": 0.1}
 FIRST = [(name, variants.arguments(*variants.cases(name)[0])) for name in variants.OF_FAMILIES]
 RARE = [(name, variants.arguments(name, variant)) for name, variant in variants.cases()]
 # defaults; those of rwkv start with outputs of zero

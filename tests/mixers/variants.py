@@ -700,6 +700,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "features": {"feature_map": "elu", "d_qk": 6, "d_v": 2},
     },
     # floors that are far from rounding, for rectified features vanish together in narrow heads
+    "reformer": {
+        "paper": {"n_heads": 2, "n_hashes": 2, "n_buckets": 4},
+        "many buckets": {"n_hashes": 3, "n_buckets": 8, "bias": True},
+        "encoder": {"n_heads": 2, "n_hashes": 2, "n_buckets": 2, "causal": False},
+    },
     "relit": {
         "paper": {"floor": 0.1},
         "AReLiT": {"n_heads": 2, "eta": 3, "r": 5, "floor": 0.1},

@@ -11,7 +11,7 @@ from tests.tiers import tiered
 
 SOME = ["gate_loop", "mamba", "mlstm"]
 # their states are caches alone, which grow from nothing
-GROW = ["attention", "gate_loop_attention", "gmlp", "sgconv", "synthesizer", "tnn"]
+GROW = ["attention", "gate_loop_attention", "gmlp", "reformer", "sgconv", "synthesizer", "tnn"]
 each = pytest.mark.parametrize("name", tiered(SOME, [], [n for n in CAUSAL if n not in GROW]))
 
 

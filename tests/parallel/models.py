@@ -61,6 +61,7 @@ REFUSED = {
     "lmu": "dense_ssm",
     "lssl": "dense_ssm",
     "mlstm": "short_conv",
+    "reformer": "reformer",
     "rwkv4": "rwkv4",
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",

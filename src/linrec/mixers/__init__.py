@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from linrec.mixers.on_lstm import OnLSTM as OnLSTM
     from linrec.mixers.qrnn import QRNN as QRNN
     from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet as RecurrentDeltaNet
+    from linrec.mixers.reformer import Reformer as Reformer
     from linrec.mixers.relit import ReLiT as ReLiT
     from linrec.mixers.retnet import RetNet as RetNet
     from linrec.mixers.rfa import RFA as RFA
