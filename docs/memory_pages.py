@@ -113,7 +113,7 @@ def _arguments(name: str) -> str:
 def _mixers(name: str) -> str:
     taken = tables.taken(name)
     links = ", ".join(f"[`{mixer}`](../mixers/{mixer}.md)" for mixer in taken)
-    text = f"The memory takes {'all mixers' if taken == mixers.names() else links}"
+    text = f"The memory takes {'all causal mixers' if taken == tables.causal() else links}"
     text += " with their default arguments, and patterns of them." if len(taken) > 1 else "."
     if "form" in ARGUMENTS[name]:
         encoder = MemoryConfig(kind=name, form="encoder")

@@ -162,9 +162,14 @@ def memory_table() -> str:
     rows = []
     for name in ARGUMENTS:
         paper = first_line(importlib.import_module(f"linrec.models.{name}"))
-        mixed = ", ".join(f"`{mixer}`" for mixer in taken(name)) if taken(name) != mixers.names() else "all"
+        mixed = ", ".join(f"`{mixer}`" for mixer in taken(name)) if taken(name) != causal() else "all"
         rows.append((f"[`{name}`](memories/{name}.md)", paper, mixed))
     return markdown_table(("name", "from", "mixers"), rows)
+
+
+def causal() -> list[str]:
+    """Return the mixers that are causal with their default arguments."""
+    return [name for name in mixers.names() if built(name).is_causal]
 
 
 @functools.cache

@@ -77,11 +77,11 @@ def test_operators_from_four_threads(name):
 def test_mixers_and_their_inspection_from_four_threads(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 8, **variants.arguments(*variants.cases(name)[0])).eval()
-    x = torch.randn(1, 12, 8, generator=generator())
+    x = torch.randn(1, 12, 8, generator=generator()).requires_grad_()
 
     def run():
         y, state = mixer(x)
-        gradients = torch.autograd.grad(y.sum(), list(mixer.parameters()), allow_unused=True)
+        gradients = torch.autograd.grad(y.sum(), [x, *mixer.parameters()], allow_unused=True)
         found = {"y": y, "mixing": mixer.token_mixing(x), "transitions": mixer.transitions(x)}
         return {
             f"{key} {i}": part.detach()

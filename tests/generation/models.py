@@ -7,14 +7,14 @@ import torch
 from linrec import mixers
 from linrec.models import LanguageModel, ModelConfig
 from linrec.nn.segment_mixer import SegmentMixer
-from tests.mixers.variants import OF_FAMILIES, VARIANTS
+from tests.mixers.variants import CAUSAL, OF_FAMILIES, VARIANTS
 
 VOCAB = 13
 # every mixer that there is; and states that a default does not have
 MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
     # with segments that end within these tests
     name: (name, next(iter(VARIANTS[name].values())) if issubclass(mixers.get(name), SegmentMixer) else {})
-    for name in mixers.names()
+    for name in CAUSAL
 } | {
     "gate_loop heads": ("gate_loop", {"n_heads": 2, "phase_activation": "none", "output_gate": True}),
     "attention window": ("attention", {"n_heads": 2, "window": 4}),

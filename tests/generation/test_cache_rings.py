@@ -16,6 +16,7 @@ CACHES = {
     "gate_loop and attention": {},
     # whose channel mixing has a state too
     "attention and rwkv channels": {"channel_mixing": "rwkv"},
+    "attention, ALiBi": {"positions": "alibi"},
     "attention, window": {"window": 7},
     "attention, window of 1": {"window": 1},
 }

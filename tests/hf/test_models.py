@@ -12,7 +12,6 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from linrec import mixers
 from linrec.hf import (
     LinrecConfig,
     LinrecForCausalLM,
@@ -26,7 +25,7 @@ from linrec.hf.tokenizer import fast_tokenizer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import generator
 from linrec.text import CharacterTokenizer
-from tests.mixers.variants import OF_FAMILIES
+from tests.mixers.variants import CAUSAL, OF_FAMILIES
 from tests.tiers import tiered
 
 transformers = pytest.importorskip("transformers")
@@ -35,7 +34,7 @@ VOCAB = 11
 # a vector, a matrix with a cache beside it, a growing cache, parameters that layers share
 SOME = ["gate_loop", "mamba", "attention", "hgru", "lmu"]
 some = pytest.mark.parametrize("name", SOME)
-each = pytest.mark.parametrize("name", tiered(SOME, OF_FAMILIES, mixers.names()))
+each = pytest.mark.parametrize("name", tiered(SOME, OF_FAMILIES, CAUSAL))
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
 
 

@@ -108,6 +108,17 @@ def test_without_positions_the_order_of_past_steps_does_not_matter():
     assert (rotary(shuffled)[0] - rotary(x)[0])[:, -1].abs().max() > 1e-3
 
 
+def test_alibi_lowers_scores_by_the_distance():
+    mixer, x = make(n_heads=2, positions="alibi"), inputs()
+    q, k, v = (layer(x).unflatten(-1, (2, 6)) for layer in (mixer.q, mixer.k, mixer.v))
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    # 2^(-8 h / H) of two heads
+    slopes = torch.tensor([1 / 16, 1 / 256]).double()[:, None, None]
+    scores = torch.einsum("bnhd,bmhd->bhnm", q, k) / 6**0.5 - slopes * distance
+    shares = scores.masked_fill(distance < 0, -torch.inf).softmax(-1)
+    assert_agree(mixer(x)[0], mixer.out(torch.einsum("bhnm,bmhd->bnhd", shares, v).flatten(-2)))
+
+
 def test_outputs_do_not_depend_on_where_a_sequence_starts():
     mixer, x = make(n_heads=2), inputs()
     expected, _ = mixer(x)

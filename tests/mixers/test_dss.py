@@ -17,6 +17,7 @@ D, N, L = 4, 3, 40
 CASES = {
     "softmax": {"kernel": "softmax", "length": L},
     "exp": {"kernel": "exp"},
+    "no scale": {"kernel": "exp_no_scale"},
     "softmax, separate": {"kernel": "softmax", "length": L, "separate_steps": True},
     "exp, separate": {"kernel": "exp", "separate_steps": True},
 }
@@ -48,7 +49,7 @@ def inputs(time: int = L) -> torch.Tensor:
 def kernel_by_hand(mixer: DSS, length: int) -> torch.Tensor:
     """Proposition 1, with every term, (d, length)."""
     Lambda = torch.complex(mixer.Lambda_re, mixer.Lambda_im)
-    if mixer.kernel == "exp":
+    if mixer.kernel != "softmax":
         Lambda = torch.complex(-mixer.Lambda_re.exp(), mixer.Lambda_im)
     dt = mixer.dt_log.exp().expand(2, -1)[..., None]
     z = dt[0] * Lambda.real + 1j * dt[1] * Lambda.imag
@@ -56,6 +57,8 @@ def kernel_by_hand(mixer: DSS, length: int) -> torch.Tensor:
     w = torch.complex(mixer.w[..., 0], mixer.w[..., 1])
     if mixer.kernel == "exp":
         weight = (torch.exp(z) - 1) / Lambda
+    elif mixer.kernel == "exp_no_scale":
+        weight = torch.ones_like(z)
     else:
         weight = 1 / Lambda / torch.exp(z[..., None] * torch.arange(mixer.length)).sum(-1)
     return ((w * weight)[..., None] * powers).sum(1).real

@@ -112,6 +112,8 @@ def test_an_argument_works_or_is_refused_by_name(name):
 
 # matrices that are not the weight of a linear layer
 OTHER_MATRICES = {
+    # maps vectors over time
+    "gmlp": {"W_s"},
     "aft": {"position_q", "position_k"},
     "antisymmetric_rnn": {"M"},
     "block_state": {f"filters.{f}.C" for f in range(3)},
@@ -162,7 +164,7 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
         module = importlib.import_module(f"linrec.{checks}")
         monkeypatch.setattr(module, "visible", lambda values: False)
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
-    x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
+    x, reset = torch.randn(2, TIME, 4).requires_grad_(), torch.zeros(2, TIME, dtype=torch.bool)
     _, state = mixer(x)
     times = {"dt": torch.rand(2, TIME) + 0.5} if mixer.takes_dt else {}
     # the first call builds a mixer, once
@@ -223,8 +225,8 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
 
 
 # outputs that are fed back into their own queries, a network of three layers in each step of the state, and
-# exponential gates of large logits
-LOOSER = {"recurrent_delta_net": 0.05, "ode_rnn": 0.05, "xlstm_7b": 0.05}
+# exponential gates of large logits; a step near the border of a bucket is hashed to another one
+LOOSER = {"recurrent_delta_net": 0.05, "ode_rnn": 0.05, "xlstm_7b": 0.05, "reformer": 0.1}
 FIRST = [(name, variants.arguments(*variants.cases(name)[0])) for name in variants.OF_FAMILIES]
 RARE = [(name, variants.arguments(name, variant)) for name, variant in variants.cases()]
 # defaults; those of rwkv start with outputs of zero

@@ -24,6 +24,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "grouped": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "rotary_fraction": 0.5},
         "heads": {"n_heads": 3, "d_head": 2, "bias": True, "rotary_base": 100.0},
         "no positions": {"n_heads": 2, "positions": "none"},
+        "ALiBi": {"n_heads": 4, "kv_heads": 2, "positions": "alibi"},
+        "ALiBi in a window": {"n_heads": 3, "d_head": 2, "positions": "alibi", "window": 4},
         "Qwen3-Next": {
             "n_heads": 2,
             "d_head": 4,
@@ -35,6 +37,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sinks": {"n_heads": 2, "cache_size": 4, "sinks": 2},
         "TOVA": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "cache_size": 4, "eviction": "tova"},
         "H2O": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "cache_size": 4, "eviction": "h2o"},
+        "encoder": {"n_heads": 2, "positions": "alibi", "causal": False},
     },
     "delta_net": {
         "paper": {},
@@ -170,6 +173,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "dss": {
         "softmax": {"d_state": 3, "length": 50},
         "exp": {"d_state": 4, "kernel": "exp", "init": "lin"},
+        "no scale": {"d_state": 3, "kernel": "exp_no_scale", "separate_steps": True},
     },
     # larger weights than the paper's, whose outputs would be near zero
     "flash_gau": {
@@ -243,6 +247,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"n_heads": 2, "decay": "none", "conv_size": None, "output_gate": False},
         "single step": {"n_householder": 1, "beta": "sigmoid", "qk_eps": 1e-6},
     },
+    "linformer": {
+        "paper": {"n_heads": 2, "rank": 3, "max_length": 40},
+        "no sharing": {"n_heads": 2, "rank": 2, "max_length": 40, "sharing": "none", "bias": True},
+        "key-value": {"rank": 3, "max_length": 2000, "sharing": "key_value"},
+    },
     "lightning_attention": {
         "paper": {"n_heads": 2},
         "head size": {"n_heads": 2, "d_head": 3, "output_gate": False},
@@ -270,6 +279,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "beta": "double_sigmoid", "output_gate": False},
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
+    },
+    # shorter than the longest sequences of the laws
+    "gmlp": {
+        "paper": {"d_inner": 6, "max_length": 40},
+        "aMLP": {"d_inner": 6, "max_length": 40, "d_attention": 3},
+        "no bias": {"d_inner": 4, "max_length": 2000, "spatial_bias": False},
+        "encoder": {"d_inner": 6, "max_length": 40, "d_attention": 3, "causal": False},
     },
     "gru_d": {
         "paper": {},
@@ -711,6 +727,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "features": {"feature_map": "elu", "d_qk": 6, "d_v": 2},
     },
     # floors that are far from rounding, for rectified features vanish together in narrow heads
+    "reformer": {
+        "paper": {"n_heads": 2, "n_hashes": 2, "n_buckets": 4},
+        "many buckets": {"n_hashes": 3, "n_buckets": 8, "bias": True},
+        "encoder": {"n_heads": 2, "n_hashes": 2, "n_buckets": 2, "causal": False},
+    },
     "relit": {
         "paper": {"floor": 0.1},
         "AReLiT": {"n_heads": 2, "eta": 3, "r": 5, "floor": 0.1},
@@ -812,6 +833,28 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {"d_position": 5},
         "no decay": {"length": 40, "decay": 1.0, "expansion": 1, "position_depth": 0, "bias": False},
     },
+    # shorter than the longest sequences of the laws
+    "synthesizer": {
+        "dense": {"n_heads": 2, "max_length": 40, "d_hidden": 3},
+        "random": {"n_heads": 2, "max_length": 40, "scores": "random", "bias": False},
+        "factorized dense": {"max_length": 40, "scores": "factorized_dense", "factor": 4},
+        "factorized random": {"n_heads": 2, "max_length": 40, "scores": "factorized_random", "rank": 3},
+        "dense and attention": {"n_heads": 2, "max_length": 40, "second": "attention"},
+        "alone": {"max_length": 40, "value_projection": False, "output_projection": False},
+        "encoder": {"max_length": 40, "scores": "random", "second": "attention", "causal": False},
+    },
+    "transformer_ls": {
+        "paper": {"n_heads": 2, "segment_length": 4, "window": 6, "n_chunks": 3},
+        "several rows": {
+            "segment_length": 3,
+            "rank": 2,
+            "window": 2,
+            "n_chunks": 2,
+            "bias": True,
+            "detach": 2,
+        },
+        "a window of the step alone": {"n_heads": 2, "segment_length": 2, "window": 1, "n_chunks": 1},
+    },
     # larger weights than the paper's, whose outputs would be near zero
     "transformer_xl": {
         "paper": {"n_heads": 2, "segment_length": 4, "init_std": 0.5},
@@ -857,6 +900,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+ENCODERS = ["fnet", "linformer"]
+"""Mixers that see later steps with any arguments."""
+CAUSAL = [name for name in mixers.names() if name not in ENCODERS]
 NONLINEAR = [name for name in mixers.names() if mixers.get(name).recurrence == "nonlinear_scan"]
 """Mixers on `nonlinear_scan`, whose default mode is a loop in Python."""
 SEGMENTED = [name for name in mixers.names() if issubclass(mixers.get(name), SegmentMixer)]

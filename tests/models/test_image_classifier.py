@@ -96,6 +96,98 @@ def test_compile():
     assert_agree(torch.compile(model, fullgraph=True, backend="aot_eager")(images()), model(images()))
 
 
+@thorough
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_deit_is_the_vision_transformer_of_transformers():
+    """Without distillation DeiT is a vision transformer; the weights of either give the other's logits."""
+    transformers = pytest.importorskip("transformers")
+    options = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+        "image_size": 6,
+        "patch_size": 2,
+        "num_labels": 3,
+        "layer_norm_eps": 1e-6,
+    }
+    torch.manual_seed(0)
+    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**options)).double().eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    attention = {"n_heads": 2, "positions": "none", "bias": True, "causal": False}
+    config = replace(
+        CONFIG,
+        mixer="attention",
+        mixer_args=attention,
+        directions=("forward",),
+        grid=(3, 3),
+        class_token=True,
+        norm_eps=1e-6,
+    )
+    ours, x = make(config), images(6, 6)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    weights = list(theirs.parameters())
+    with torch.no_grad():
+        assert (ours(x) - theirs(x).logits).abs().max() > 0.1
+        for mine, name in released_names(theirs, ours):
+            mine.copy_(dict(theirs.named_parameters())[name].reshape(mine.shape))
+    assert len({name for _, name in released_names(theirs, ours)}) == len(weights)
+    assert_agree(ours(x), theirs(x).logits)
+
+
+def released_names(theirs: torch.nn.Module, ours: ImageClassifier) -> list[tuple[torch.Tensor, str]]:
+    """Each parameter here, with the name of the same parameter in transformers."""
+    names = [name for name, _ in theirs.named_parameters()]
+
+    def named(*ends: str) -> list[str]:
+        return [name for end in ends for name in names if name.endswith(end)]
+
+    first = [ours.token, ours.positions, ours.patches.weight, ours.patches.bias]
+    pairs = list(
+        zip(
+            first,
+            named("cls_token", "position_embeddings", "projection.weight", "projection.bias"),
+            strict=True,
+        )
+    )
+    for layer, block in enumerate(ours.blocks):
+        own = [name for name in names if f".{layer}." in name]
+        mixer, channels = block.mixer, block.channel_mixing
+        parts = {
+            "norm_before": block.mixer_norm,
+            "q_proj": mixer.q,
+            "k_proj": mixer.k,
+            "v_proj": mixer.v,
+            "o_proj": mixer.out,
+            "norm_after": block.channel_mixing_norm,
+            "fc1": next(m for m in channels.modules() if getattr(m, "out_features", 0) == 12),
+            "fc2": next(m for m in channels.modules() if getattr(m, "in_features", 0) == 12),
+        }
+        for key, part in parts.items():
+            for kind in ("weight", "bias"):
+                (name,) = [name for name in own if name.endswith(f"{key}.{kind}")]
+                pairs.append((getattr(part, kind), name))
+    last = [ours.norm.weight, ours.norm.bias, ours.head.weight, ours.head.bias]
+    ends = ("vit.layernorm.weight", "vit.layernorm.bias", "classifier.weight", "classifier.bias")
+    return pairs + list(zip(last, named(*ends), strict=True))
+
+
+def test_positions_need_images_of_their_grid():
+    model = make(replace(CONFIG, grid=(3, 4)))
+    logits = model(images(6, 8))
+    with torch.no_grad():
+        model.positions[0, 0] += 1
+    assert (model(images(6, 8)) - logits).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="`images` must have 3 x 4 patches, as `grid` says; got 4 x 4"):
+        model(images(8, 8))
+
+
+def test_the_counts_of_deit():
+    counts = {"deit-tiny": 5_717_416, "deit-small": 22_050_664, "deit-base": 86_567_656}
+    assert {name: count(image_preset(name)) for name in counts} == counts
+
+
 def linear(d_in: int, d_out: int) -> int:
     return d_in * d_out + d_out
 
@@ -123,10 +215,10 @@ def test_presets_are_table_7(name, d, millions):
 
 
 def test_image_preset_names_and_errors():
-    assert [image_preset(name).n_layers for name in image_preset_names()] == [12, 12]
+    assert [image_preset(name).n_layers for name in image_preset_names()] == [12] * 5
     assert image_preset("deit_tiny_hgrn") == image_preset("deit-tiny-hgrn")
-    with pytest.raises(ValueError, match="'deit-tiny'; did you mean 'deit-tiny-hgrn'"):
-        image_preset("deit-tiny")
+    with pytest.raises(ValueError, match="'deit-tin'; did you mean 'deit-tiny'"):
+        image_preset("deit-tin")
 
 
 def test_a_config_survives_json():
@@ -143,6 +235,12 @@ def test_a_config_survives_json():
         ({"dropout": 1.0}, "`dropout` must be in [0, 1); got 1.0"),
         ({"directions": ("rows",)}, "there is no direction of an image 'rows'"),
         ({"directions": ()}, "`directions` must name at least one direction"),
+        (
+            {"grid": (0, 2)},
+            "`grid` must be two numbers of at least 1, rows and columns of patches; got (0, 2)",
+        ),
+        ({"class_token": True}, '`class_token` needs `directions=("forward",)` and no "s4nd"'),
+        ({"class_token": True, "directions": ("forward",), "mixer": "s4nd"}, "`class_token` needs"),
     ],
 )
 def test_errors_of_the_config(arguments, message):

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from linrec import mixers
 from linrec.models import InitialState, LanguageModel, ModelConfig
 from linrec.testing import assert_agree, generator
 from linrec.trees import leaves
+from tests.mixers.variants import CAUSAL
 from tests.tiers import tiered
 
 SOME = ["gate_loop", "mamba", "mlstm"]
 # their states are caches alone, which grow from nothing
-GROW = ["attention", "gate_loop_attention", "sgconv", "tnn"]
-each = pytest.mark.parametrize("name", tiered(SOME, [], [n for n in mixers.names() if n not in GROW]))
+GROW = ["attention", "gate_loop_attention", "gmlp", "reformer", "sgconv", "synthesizer", "tnn"]
+each = pytest.mark.parametrize("name", tiered(SOME, [], [n for n in CAUSAL if n not in GROW]))
 
 
 def make(name: str | tuple[str, ...]) -> LanguageModel:

@@ -41,7 +41,7 @@ def cut(inputs, begin, end):
     return map_tree(lambda tensor: tensor[:, begin:end], inputs)
 
 
-def written_out(q, k, v, *, reset=None, scale=None, window=None, causal=True):
+def written_out(q, k, v, *, reset=None, scale=None, window=None, causal=True, slopes=None):
     """One softmax per row and step, over the steps that it sees, found one by one."""
     q, k, v = (x.double().numpy() for x in (q, k, v))
     batch, time, _, d_key = q.shape
@@ -57,6 +57,8 @@ def written_out(q, k, v, *, reset=None, scale=None, window=None, causal=True):
 
         steps = [m for m in range(time) if seen(m)]
         scores = scale * np.einsum("hc,mhc->mh", q[b, n], k[b, steps])
+        if slopes is not None:
+            scores -= np.abs(n - np.array(steps))[:, None] * slopes.numpy()
         weights = np.exp(scores - scores.max(0))
         y[b, n] = np.einsum("mh,mhd->hd", weights / weights.sum(0), v[b, steps])
     return torch.from_numpy(y)
@@ -72,6 +74,50 @@ def test_it_is_the_softmax_written_out(mode, backend, causal, window):
         y, cache = softmax_attention(**inputs, **options, mode=mode, backend=backend)
         assert_agree(y, written_out(**inputs, **options))
         assert (cache is None) == (not causal)
+
+
+@every_pair
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+def test_scores_fall_with_the_distance_by_the_slope_of_their_head(mode, backend, causal, window):
+    inputs, slopes = make(2, 11), torch.tensor([1.3, 0.2], dtype=torch.float64)
+    for reset in (None, reset_mask(2, 11, rate=0.2)):
+        options = {"reset": reset, "window": window, "causal": causal, "slopes": slopes}
+        y, _ = softmax_attention(**inputs, **options, mode=mode, backend=backend)
+        assert_agree(y, written_out(**inputs, **options))
+
+
+def test_slopes_in_a_window_that_goes_by_blocks():
+    inputs, slopes = make(1, 140), torch.tensor([0.9, 0.1], dtype=torch.float64)
+    expected = written_out(**inputs, window=5, slopes=slopes)
+    _, cache = softmax_attention(**cut(inputs, 0, 7), window=5, slopes=slopes)
+    y, _ = softmax_attention(**cut(inputs, 7, None), window=5, slopes=slopes, state=cache)
+    assert_agree(y, expected[:, 7:])
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_ring_knows_the_distance_of_its_slots(window):
+    inputs, slopes = make(2, 9), torch.tensor([0.9, 0.1], dtype=torch.float64)
+    slots = 12 if window is None else window
+    k, v = (inputs[name].new_zeros(2, slots, 2, inputs[name].shape[-1]) for name in "kv")
+    alive = torch.zeros(2, slots, dtype=torch.bool)
+    ring, outputs = AttentionCache(k, v, None, None, alive, torch.tensor([0])), []
+    for n in range(9):
+        y, ring = softmax_attention(**cut(inputs, n, n + 1), state=ring, slopes=slopes, window=window)
+        outputs.append(y)
+    assert_agree(torch.cat(outputs, 1), written_out(**inputs, window=window, slopes=slopes))
+
+
+@pytest.mark.parametrize(
+    ("slopes", "error", "words"),
+    [
+        (torch.ones(3), ValueError, r"`slopes` must have shape \(h,\) = \(2,\); got \(3,\)"),
+        (torch.ones(2).double(), TypeError, "`slopes` must be float32; got float64"),
+    ],
+)
+def test_slopes_that_do_not_fit_are_refused(slopes, error, words):
+    with pytest.raises(error, match=words):
+        softmax_attention(**make(1, 2, dtype=torch.float32), slopes=slopes)
 
 
 @thorough

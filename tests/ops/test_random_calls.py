@@ -114,7 +114,10 @@ def attention_call(draw: Draw) -> dict[str, Tensor | None]:
 
 
 def softmax_attention_call(draw: Draw) -> Call:
-    return attention_call(draw), {"window": draw(st.sampled_from([None, 1, 4, 100]))}
+    inputs = attention_call(draw)
+    if draw(st.booleans()):
+        inputs["slopes"] = torch.logspace(-3, 1, inputs["q"].shape[2]).to(inputs["q"].dtype)
+    return inputs, {"window": draw(st.sampled_from([None, 1, 4, 100]))}
 
 
 def laplace_attention_call(draw: Draw) -> Call:

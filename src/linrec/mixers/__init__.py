@@ -42,12 +42,14 @@ if TYPE_CHECKING:
     from linrec.mixers.fast_grnn import FastGRNN as FastGRNN
     from linrec.mixers.fast_rnn import FastRNN as FastRNN
     from linrec.mixers.flash_gau import FlashGAU as FlashGAU
+    from linrec.mixers.fnet import FNet as FNet
     from linrec.mixers.gate_loop import GateLoop as GateLoop
     from linrec.mixers.gate_loop_attention import GateLoopAttention as GateLoopAttention
     from linrec.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNet
     from linrec.mixers.gated_delta_product import GatedDeltaProduct as GatedDeltaProduct
     from linrec.mixers.gilr import GILR as GILR
     from linrec.mixers.gla import GLA as GLA
+    from linrec.mixers.gmlp import GMLP as GMLP
     from linrec.mixers.gru import GRU as GRU
     from linrec.mixers.gru_d import GRUD as GRUD
     from linrec.mixers.gss import GSS as GSS
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from linrec.mixers.lfm2 import LFM2 as LFM2
     from linrec.mixers.lightning_attention import LightningAttention as LightningAttention
     from linrec.mixers.linear_attention import LinearAttention as LinearAttention
+    from linrec.mixers.linformer import Linformer as Linformer
     from linrec.mixers.lipschitz_rnn import LipschitzRNN as LipschitzRNN
     from linrec.mixers.liquid_s4 import LiquidS4 as LiquidS4
     from linrec.mixers.lmu import LMU as LMU
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
     from linrec.mixers.qrnn import QRNN as QRNN
     from linrec.mixers.r_transformer import RTransformer as RTransformer
     from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet as RecurrentDeltaNet
+    from linrec.mixers.reformer import Reformer as Reformer
     from linrec.mixers.relit import ReLiT as ReLiT
     from linrec.mixers.retnet import RetNet as RetNet
     from linrec.mixers.rfa import RFA as RFA
@@ -108,9 +112,11 @@ if TYPE_CHECKING:
     from linrec.mixers.sru import SRU as SRU
     from linrec.mixers.srwm import SRWM as SRWM
     from linrec.mixers.strongly_typed_rnn import StronglyTypedRNN as StronglyTypedRNN
+    from linrec.mixers.synthesizer import Synthesizer as Synthesizer
     from linrec.mixers.tarnn import TARNN as TARNN
     from linrec.mixers.tnn import TNN as TNN
     from linrec.mixers.trans_normer import TransNormer as TransNormer
+    from linrec.mixers.transformer_ls import TransformerLS as TransformerLS
     from linrec.mixers.transformer_xl import TransformerXL as TransformerXL
     from linrec.mixers.u_rnn import URNN as URNN
     from linrec.mixers.unicornn import UnICORNN as UnICORNN

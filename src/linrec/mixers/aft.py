@@ -24,15 +24,14 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.documents import largest_of_documents, refuse_state, softmax_means, totals
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.positions import StandardizedBias, Windows, positions
 from linrec.nn.running_maximum import running_maximum
+from linrec.nn.seen_steps import SeenSteps
 from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note, noting
@@ -226,29 +225,20 @@ class AFT(Mixer):
             mean, state = windowed_mean(K, V, w, position, past, reset=reset)
             mean = mean.flatten(2)
         else:
-            last_position = functional.pad(past.position, (1, 0), value=-1)[:, -1]
-            new, _ = positions(last_position + 1, x.shape[1], reset=reset)
-            k, v, position = (torch.cat(pair, 1) for pair in zip(past, (K, V, new), strict=True))
+            seen = SeenSteps(past.position, x.shape[1], reset=reset)
+            k, v = torch.cat([past.k, K], 1), torch.cat([past.v, V], 1)
             rows, columns = (
                 factor.to(K.dtype)[at.clamp(0, self.max_length - 1)]
-                for factor, at in ((self.position_q, new), (self.position_k, position))
+                for factor, at in ((self.position_q, seen.new), (self.position_k, seen.position))
             )
             with without_autocast(x.device.type):
                 w = rows @ columns.mT
-            # of cached steps 0, or -1 where a reset has cut it off
-            document = torch.zeros_like(new) if reset is None else documents(reset)
-            of_keys = torch.cat([past.position.clamp(max=0), document], 1)
-            hidden = ~(document[:, :, None] == of_keys[:, None]).tril(past.position.shape[1])
-            share = (k[:, None] + w[..., None]).masked_fill(hidden[..., None], -torch.inf).softmax(2)
-            values = v[:, None]
-            if reset is not None:
-                # a share of zero would let NaN pass
-                values = values.masked_fill(hidden[..., None], 0)
-                cut = of_keys != of_keys[:, -1:]
-                k, v = (part.masked_fill(cut[..., None], 0) for part in (k, v))
-                position = position.masked_fill(cut, -1)
+            hidden = ~seen.visible[..., None]
+            share = (k[:, None] + w[..., None]).masked_fill(hidden, -torch.inf).softmax(2)
+            # a share of zero would let NaN pass
+            values = v[:, None] if reset is None else v[:, None].masked_fill(hidden, 0)
             note(Q=Q, share=share)
-            mean, state = (share * values).sum(2), AFTCache(k, v, position)
+            mean, state = (share * values).sum(2), AFTCache(seen.kept(k), seen.kept(v), seen.kept_position)
         return self.out(torch.sigmoid(Q) * mean.to(x.dtype)), state
 
     def _whole(self, K: Tensor, V: Tensor, state: State, reset: Tensor | None) -> Tensor:

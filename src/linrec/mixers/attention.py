@@ -1,12 +1,14 @@
-"""Causal softmax attention (Vaswani and others, 2017) with rotary positions (Su and others, 2021).
+"""Causal softmax attention (Vaswani and others, 2017) with rotary positions (Su and others, 2021) or ALiBi.
 
     q_n = x_n W^Q      k_n = x_n W^K      v_n = x_n W^V
     q'_n = R_n q_n     k'_n = R_n k_n                       RoFormer (14, 15)
     head = softmax(M_-inf(Q' K'^T / sqrt(d_head))) V        Transformer (1)
+    head_h = softmax(M_-inf(Q K^T / sqrt(d_head)) - s_h (n - m)) V      ALiBi (Press and others, 2022)
     o = [head_1, .., head_h] W^O
 
 x input, q query, k key, v value of a head, R_n the turn of pairs of channels by n theta_i, theta_i =
-base^(-2i/d_head), M_-inf the causal mask, o output, n time. Recurrent mixers are compared with this mixer.
+base^(-2i/d_head), M_-inf the causal mask, s_h = 2^(-8 h / H) slope of head h of H, n - m the distance of a
+query and a key, o output, n time. Recurrent mixers are compared with this mixer.
 """
 
 from typing import Literal
@@ -14,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.decays import alibi_slopes
 from linrec.nn.evicting_cache import EvictingCache, Eviction
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
@@ -26,7 +29,7 @@ from linrec.rules import at_least, choice, require
 
 __all__ = ["Attention", "AttentionState"]
 
-Positions = Literal["rotary", "none"]
+Positions = Literal["rotary", "alibi", "none"]
 QKNorm = Literal["head", "all", "none"]
 
 # of the Transformer, table 3: d_k = d_v = 64
@@ -66,7 +69,8 @@ class Attention(Mixer):
         d_head: channels of q, k and v in a head. None is `d_model` / `n_heads`.
         kv_heads: heads of keys and values, each shared by `n_heads` / `kv_heads` neighbouring queries. None
             is `n_heads`.
-        positions: "rotary", or "none", with which order enters by the causal mask alone.
+        positions: "rotary"; "alibi", biases of scores that fall with the distance, whose slopes s_h are
+            `linrec.nn.decays.alibi_slopes`; or "none", with which order enters by the causal mask alone.
         rotary_base: base of the frequencies.
         rotary_fraction: share of the channels of a head that turn, which are the first channels; the others
             do not depend on the position.
@@ -94,10 +98,12 @@ class Attention(Mixer):
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2; Su and others, RoFormer: Enhanced
-        Transformer with Rotary Position Embedding (2021), section 3.2. Dropout of shares and windows are not
-        theirs. Shared keys and values: Shazeer, Fast Transformer Decoding (2019); Ainslie and others, GQA
-        (2023). Norms of q and k: Dehghani and others, Scaling Vision Transformers to 22 Billion Parameters
-        (2023). Output gate: Qiu and others, Gated Attention for Large Language Models (2025).
+        Transformer with Rotary Position Embedding (2021), section 3.2; Press, Smith and Lewis, Train Short,
+        Test Long: Attention with Linear Biases Enables Input Length Extrapolation (2022), section 3. With
+        `causal=False`, which ALiBi's paper does not have, the distance is |n - m|. Dropout of shares and
+        windows are not theirs. Shared keys and values: Shazeer, Fast Transformer Decoding (2019); Ainslie and
+        others, GQA (2023). Norms of q and k: Dehghani and others, Scaling Vision Transformers to 22 Billion
+        Parameters (2023). Output gate: Qiu and others, Gated Attention for Large Language Models (2025).
 
     Example:
         >>> mixer = Attention(64, n_heads=4)
@@ -163,6 +169,7 @@ class Attention(Mixer):
         self.rotary: Rotary | None = None
         if positions == "rotary":
             self.rotary = Rotary(self.d_head, base=rotary_base, fraction=rotary_fraction)
+        self.alibi = positions == "alibi"
         self.qk_norm = qk_norm
         norm: Norm = "none" if qk_norm == "none" else "rms"
         normed = (self.d_head, self.d_head) if qk_norm == "head" else (width, kv_width)
@@ -186,9 +193,17 @@ class Attention(Mixer):
         v = v.unflatten(-1, (self.kv_heads, self.d_head))
         if self.rotary is not None:
             q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
-        dropout = self.dropout if self.training else 0.0
+        slopes = alibi_slopes(self.n_heads, dtype=self.state_dtype, device=x.device) if self.alibi else None
         heads, cache = softmax_attention(
-            q, k, v, state=cache, reset=reset, window=self.window, causal=self.causal, dropout=dropout
+            q,
+            k,
+            v,
+            state=cache,
+            reset=reset,
+            window=self.window,
+            causal=self.causal,
+            dropout=self.dropout if self.training else 0.0,
+            slopes=slopes,
         )
         o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:

@@ -4,11 +4,13 @@
                  K_l = Re(sum_n w_n (exp(dt lambda_n) - 1) / lambda_n exp(dt lambda_n l))
     DSS-softmax  Lambda = Lambda_re + i Lambda_im
                  K_l = Re(sum_n w_n / lambda_n softmax_l(dt lambda_n (0 .. L - 1)))
+    no scale     Lambda as DSS-exp
+                 K_l = Re(sum_n w_n exp(dt lambda_n l))
     y = K * u + D u
     o_t = W_o GELU(y_t) + b_o
 
 u input of a channel, K its kernel, y its output, o output of the layer; Lambda diagonal of the transition,
-the same for all channels, dt step size, w a row and D a number per channel. As a recurrence, for either
+the same for all channels, dt step size, w a row and D a number per channel. As a recurrence, for every
 kernel, x_t = exp(dt Lambda) x_{t-1} + b u_t and y_t = Re(w x_t) + D u_t, where b is the factor between w_n
 and the powers of exp(dt lambda_n).
 """
@@ -30,7 +32,7 @@ from linrec.rules import at_least, choice, require
 
 __all__ = ["DSS"]
 
-Kernel = Literal["exp", "softmax"]
+Kernel = Literal["exp", "softmax", "exp_no_scale"]
 Spectrum = Literal["legs", "lin", "inv"]
 
 
@@ -57,14 +59,15 @@ class DSS(Mixer):
     | the paper's variant | argument |
     |---|---|
     | DSS-exp, DSS-softmax | `kernel="exp"`, "softmax" |
+    | DSS-exp-no-scale, of the paper's ablation: inputs are not scaled by the step | `kernel="exp_no_scale"` |
     | the released code: steps of their own for decays and for angles | `separate_steps=True` |
 
     Args:
         d_model: width of the sequence, and channels.
         d_state: N, complex numbers of each channel's state.
-        kernel: "softmax" or "exp".
-        length: L, steps of the softmax: the length of the sequences in training. None is 1024; with "exp",
-            which has no such number, it must be None.
+        kernel: "softmax", "exp" or "exp_no_scale".
+        length: L, steps of the softmax: the length of the sequences in training. None is 1024; with the other
+            kernels, which have no such number, it must be None.
         init: where Lambda starts, "legs", "lin" or "inv"; see `linrec.nn.state_space.spectrum`.
         dt_min: smallest step size when training starts.
         dt_max: largest step size when training starts.
@@ -114,14 +117,14 @@ class DSS(Mixer):
             f"`kernel={kernel!r}`. Only the softmax has a length.",
         )
         at_least(1, d_state=d_state)
-        self.recurrence = "diagonal_ssm" if kernel == "exp" else "growing_ssm"
+        self.recurrence = "growing_ssm" if kernel == "softmax" else "diagonal_ssm"
         self.d_state, self.separate_steps, self.mode = d_state, separate_steps, mode
-        self.kernel, self.length = kernel, None if kernel == "exp" else length or 1024
+        self.kernel, self.length = kernel, length or 1024 if kernel == "softmax" else None
 
         # of 2 N eigenvalues in conjugate pairs, N are above the real axis
         Lambda, _ = spectrum(init, 2 * d_state)
         dt_log = log_steps(d_model, dt_min, dt_max)
-        real = ((-Lambda.real).log() if kernel == "exp" else Lambda.real).to(dt_log)
+        real = (Lambda.real if kernel == "softmax" else (-Lambda.real).log()).to(dt_log)
         steps = dt_log.repeat(2, 1) if separate_steps else dt_log
         add_transition(self, dt_log=steps, Lambda_re=real, Lambda_im=Lambda.imag.to(dt_log))
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
@@ -133,7 +136,7 @@ class DSS(Mixer):
         """Return o, and x of the recurrence (b, d_model, N), complex; with "softmax", scaled."""
         u, dtype = x, self.state_dtype
         real, imaginary = self.Lambda_re.to(dtype), self.Lambda_im.to(dtype)
-        Lambda = torch.complex(-real.exp() if self.kernel == "exp" else real, imaginary)
+        Lambda = torch.complex(real if self.kernel == "softmax" else -real.exp(), imaginary)
         dt = self.dt_log.to(dtype).exp()[..., None]
         A, B = Lambda, torch.ones_like(Lambda)
         if self.separate_steps:
@@ -143,6 +146,7 @@ class DSS(Mixer):
         w = torch.view_as_complex(self.w.to(dtype))
         if self.length is None:
             a, b = discretize_diagonal(A, B, dt)
+            b = torch.ones_like(b) if self.kernel == "exp_no_scale" else b
             y, state = diagonal_ssm(u, a, b, w, state=state, reset=reset, mode=self.mode)
         else:
             # exp(dt Lambda) = a e^growth

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
+from linrec.nn.decays import alibi_slopes
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
@@ -33,7 +34,7 @@ from linrec.ops.attention import AttentionCache, softmax_attention
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice
 
-__all__ = ["TransNormer", "alibi_slopes", "block_attention", "first_state"]
+__all__ = ["TransNormer", "block_attention", "first_state"]
 
 FeatureMap = Literal["silu", "elu", "identity"]
 OutputNorm = Literal["simple_rms", "rms", "layer", "none"]
@@ -262,21 +263,3 @@ def block_attention(
     o, cache = softmax_attention(q, k, v, state=state.cache, reset=step == 0, scale=scale, window=block_size)
     assert cache is not None
     return o, AttentionState(cache, seen)
-
-
-def alibi_slopes(
-    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Float[Tensor, "h"]:
-    """s_h = 2^(-8 h / H) for h = 1 .. H, where the number of heads H is a power of two.
-
-    Otherwise the first P heads have the slopes of P heads, P the largest power of two below H. The other
-    heads have the slopes 2^(-4 / P), 2^(-12 / P), .., every second one of 2 P heads.
-
-    Source:
-        Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for
-        other numbers of heads.
-    """
-    power = 2 ** (n_heads.bit_length() - 1)
-    head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
-    exponent = torch.where(head < power, 8 * (head + 1), 8 * (head - power) + 4)
-    return 2.0 ** (-exponent / power)

@@ -213,6 +213,21 @@ def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
     )
 
 
+def _deit(d_model: int) -> ImageClassifierConfig:
+    return ImageClassifierConfig(
+        n_outputs=1000,
+        grid=(14, 14),
+        class_token=True,
+        directions=("forward",),
+        d_model=d_model,
+        n_layers=12,
+        mixer="attention",
+        mixer_args={"n_heads": d_model // 64, "positions": "none", "bias": True, "causal": False},
+        d_channel_mixing=4 * d_model,
+        norm_eps=1e-6,
+    )
+
+
 _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "memory-horizon": _memory_horizon,
     "wikitext103": _wikitext103,
@@ -252,6 +267,9 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "s5-hyena": _s5_hyena,
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
+    "deit-tiny": partial(_deit, 192),
+    "deit-small": partial(_deit, 384),
+    "deit-base": partial(_deit, 768),
     "deit-tiny-hgrn": partial(_deit_hgrn, 192),
     "deit-small-hgrn": partial(_deit_hgrn, 384),
 }
@@ -376,7 +394,7 @@ def image_preset_names() -> list[str]:
 
     Example:
         >>> image_preset_names()
-        ['deit-tiny-hgrn', 'deit-small-hgrn']
+        ['deit-tiny', 'deit-small', 'deit-base', 'deit-tiny-hgrn', 'deit-small-hgrn']
     """
     return list(_IMAGE_PRESETS)
 
@@ -384,15 +402,18 @@ def image_preset_names() -> list[str]:
 def image_preset(name: str) -> ImageClassifierConfig:
     """Return the configuration of a published image classifier.
 
+    - "deit-tiny", "deit-small", "deit-base": DeiT without distillation, table 1. 12 layers of width 192, 384
+      and 768, heads of 64 channels, 14 x 14 patches of 16 x 16 pixels with learned positions, a class token;
+      5.7M, 22.1M and 86.6M parameters.
     - "deit-tiny-hgrn": HGRN, table 7. 12 layers of width 192, units of 384, 1,000 classes; 6.1M parameters.
     - "deit-small-hgrn": HGRN, table 7. The same with width 384 and units of 768; 23.7M parameters.
 
-    The paper gives only the two counts, and says that HGRN's layers replace DeiT's attention. Everything else
-    follows the authors' released code. Two scans, in raster order and in reverse, share all parameters except
-    the phase. There is no positional embedding, and the head reads the mean over patches. A patch is 14 x 14
-    pixels, so an image of 224 x 224 has 256 patches. DeiT's own 16 x 16 would give 6.1M and 23.8M. Scans of
-    rows and columns, `directions=("right", "left", "down", "up")`, also give 6.1M and 23.7M, so the counts do
-    not identify the directions.
+    HGRN's paper gives only the two counts, and says that HGRN's layers replace DeiT's attention. Everything
+    else follows the authors' released code. Two scans, in raster order and in reverse, share all parameters
+    except the phase. There is no positional embedding, and the head reads the mean over patches. A patch is
+    14 x 14 pixels, so an image of 224 x 224 has 256 patches. DeiT's own 16 x 16 would give 6.1M and 23.8M.
+    Scans of rows and columns, `directions=("right", "left", "down", "up")`, also give 6.1M and 23.7M, so the
+    counts do not identify the directions.
 
     Two things differ from the released code. The outputs of the directions are added instead of their states.
     The norm before the head has weights (384 and 768 parameters more) and stands before the mean. As in the
@@ -405,7 +426,8 @@ def image_preset(name: str) -> ImageClassifierConfig:
         ValueError: the preset is unknown; the message gives the nearest name.
 
     Source:
-        HGRN (Qin, Yang and Zhong, 2023), section 4.1 and table 7, and the authors' code for ImageNet.
+        HGRN (Qin, Yang and Zhong, 2023), section 4.1 and table 7, and the authors' code for ImageNet; Touvron
+        and others, Training data-efficient image transformers (2021), and its code.
 
     Example:
         >>> image_preset("deit-tiny-hgrn").d_model

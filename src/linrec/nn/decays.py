@@ -15,6 +15,7 @@ from linrec.rules import choice, require, span
 __all__ = [
     "LowerBoundKind",
     "LowerBounds",
+    "alibi_slopes",
     "bound_of",
     "make_lower_bounds",
     "multi_scale_decay",
@@ -36,6 +37,24 @@ def multi_scale_decay(
     """
     exponent = torch.arange(5, 5 + n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
     return torch.log1p(-(2.0**-exponent))
+
+
+def alibi_slopes(
+    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "h"]:
+    """s_h = 2^(-8 h / H) for h = 1 .. H, where the number of heads H is a power of two.
+
+    Otherwise the first P heads have the slopes of P heads, P the largest power of two below H. The other
+    heads have the slopes 2^(-4 / P), 2^(-12 / P), .., every second one of 2 P heads.
+
+    Source:
+        Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for
+        other numbers of heads.
+    """
+    power = 2 ** (n_heads.bit_length() - 1)
+    head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
+    exponent = torch.where(head < power, 8 * (head + 1), 8 * (head - power) + 4)
+    return 2.0 ** (-exponent / power)
 
 
 def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -96,6 +96,7 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
     """Law 5: `reset` equals separate runs of the segments, and a reset at the first step discards the state.
 
     A mixer with segments (`Mixer.segment_length`) runs each piece from `init_state` at the piece's position.
+    A mixer that sees later steps runs the piece before the first reset alone, too.
 
     Args:
         function: the mixer or operator.
@@ -117,7 +118,10 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
         for row in range(batch):
             cuts = [int(n) for n in mask[row].nonzero()]
             # before its first reset a row continues from the initial state, as without resets
-            pieces = [continued[row : row + 1, : cuts[0] if cuts else time]]
+            first = cuts[0] if cuts else time
+            pieces = [continued[row : row + 1, :first]]
+            if isinstance(function, Mixer) and not function.is_causal:
+                pieces = [function(_cut(_row(x, row), 0, first))[0]]
             end = None
             for begin, stop in zip(cuts, [*cuts[1:], time], strict=False):
                 piece, end = function(_cut(_row(x, row), begin, stop), _start(function, time + begin, 1))

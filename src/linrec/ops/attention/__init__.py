@@ -23,7 +23,7 @@ from linrec.ops.attention.reference import loop
 from linrec.ops.attention.torch import WEIGHERS, attention
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented, zeros_of
-from linrec.ops.core.checks import check_shape, name_of
+from linrec.ops.core.checks import check_precision, check_shape, name_of
 from linrec.ops.core.precision import accumulation, real_dtype
 from linrec.ops.matrix import check_queries_and_keys, check_values
 from linrec.rules import positive, typed
@@ -72,6 +72,9 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
     if given.function == "softmax":
         # torch scales the scores of hidden steps, which are -inf
         positive(scale=given.scale, or_none=True)
+    if given.slopes is not None:
+        check_shape("slopes", given.slopes, "(h,)", q.shape[2:3], "Pass one slope per head of `q`.")
+        check_precision("slopes", given.slopes, q, "q")
     if given.function not in functions:
         raise unknown("`function`", given.function, functions)
     if not given.causal and state is not None:
@@ -206,12 +209,13 @@ def softmax_attention(
     window: int | None = None,
     causal: bool = True,
     dropout: float = 0.0,
+    slopes: Float[Tensor, "h"] | None = None,
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], AttentionCache | None]:
     """Attend to past steps by softmax of scaled query-key products, as in the Transformer.
 
-        y_n = sum_m softmax_m(scale q_n . k_m) v_m,    n - window < m <= n
+        y_n = sum_m softmax_m(scale q_n . k_m - slope |n - m|) v_m,    n - window < m <= n
 
     The sum is over the steps since the last reset. With `causal=False` it is over all steps of the document,
     before and after n, with |n - m| < window.
@@ -220,7 +224,8 @@ def softmax_attention(
 
     The fused kernels are fastest without a mask. They need no mask if only future steps are hidden: without
     resets and windows, and with an empty cache or a single new step. Otherwise they read a bool mask of shape
-    (b, t, s + t) with resets, or (t, s + t) without, where s is the number of cached steps.
+    (b, t, s + t) with resets, or (t, s + t) without, where s is the number of cached steps. With slopes they
+    read biases in the dtype of `q`, of shape (h, t, s + t), or (b, h, t, s + t) with resets.
 
     Keys and values may have fewer heads than queries: g heads, where g divides h. Then h / g consecutive
     heads of queries share a head of keys, and the cache is h / g times smaller. A single head (g = 1,
@@ -239,6 +244,8 @@ def softmax_attention(
         causal: whether steps attend to earlier steps only. If not, there is no state.
         dropout: probability of dropping an attention weight; the other weights are scaled by
             1 / (1 - dropout). It uses torch's global generator, and the random numbers depend on the backend.
+        slopes: slope of each head of `q`, (h,), in the dtype of `q` or its accumulation dtype; ALiBi's are in
+            `linrec.nn.decays.alibi_slopes`. None is zeros.
         mode: "auto", "recurrent" or "attention".
         backend: "auto", "reference" or "torch".
 
@@ -256,6 +263,7 @@ def softmax_attention(
     Source:
         Vaswani and others, Attention Is All You Need (2017), eq. 1, with the mask of section 3.2.3; Shazeer,
         Fast Transformer Decoding: One Write-Head is All You Need (2019); Ainslie and others, GQA (2023).
+        Slopes: Press, Smith and Lewis, Train Short, Test Long (2022); theirs is causal attention alone.
 
     Example:
         >>> import torch
@@ -264,7 +272,7 @@ def softmax_attention(
         >>> y.flatten(), cache.v.flatten()
         (tensor([0.0000, 1.5000, 4.5000]), tensor([6.]))
     """
-    given = Attention(q, k, v, None, None, state, reset, scale, window, causal, dropout, "softmax")
+    given = Attention(q, k, v, None, None, state, reset, scale, window, causal, dropout, "softmax", slopes)
     return SOFTMAX(given, mode, backend)
 
 

@@ -91,6 +91,7 @@ class Attention(NamedTuple):
         dropout: probability of dropping an attention weight.
         function: map from scores to weights: "softmax", "laplace", "relu2", or "gates" for softmax of scores
             with decays and phases.
+        slopes: None, or for each head of queries the slope of its scores over the distance, (h,).
     """
 
     q: Tensor
@@ -105,6 +106,7 @@ class Attention(NamedTuple):
     causal: bool = True
     dropout: float = 0.0
     function: str = "gates"
+    slopes: Tensor | None = None
 
 
 def empty_cache(

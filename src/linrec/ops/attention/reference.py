@@ -13,7 +13,7 @@ from linrec.ops.core.precision import wide
 
 def loop(given: Attention) -> Result:
     """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23)."""
-    q, k, v, log_decay, phase, state, reset, scale, window, causal, dropout, function = given
+    q, k, v, log_decay, phase, state, reset, scale, window, causal, dropout, function, slopes = given
     past_k, past_v, decays, angles, *_ = mapped(state, wide)
     steps, time, group = past_k.shape[1], q.shape[1], q.shape[2] // max(1, k.shape[2])
     k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
@@ -38,6 +38,8 @@ def loop(given: Attention) -> Result:
             keys = keys * torch.exp(1j * angles.masked_fill(hidden, 0))
         products = torch.sum(q[:, t, None] * keys, dim=-1)
         scores, seen = scale * (products.real if products.is_complex() else products), visible[..., None]
+        if slopes is not None:
+            scores = scores - slopes * (place[reached] - n).abs()[:, None]
         if function in WEIGHERS:
             weights = WEIGHERS[function](scores) * seen
         else:

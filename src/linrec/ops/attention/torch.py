@@ -48,7 +48,7 @@ WEIGHERS = {"laplace": laplace, "relu2": lambda scores: torch.relu(scores).squar
 
 def attention(given: Attention) -> Result:
     """y_n = sum_m softmax_m(s_nm) v_m over the visible steps m, or with other weights of the scores s_nm."""
-    q, k, v, log_decay, phase, state, reset, _, window, causal, _, function = given
+    q, k, v, log_decay, phase, state, reset, _, window, causal, _, function, _ = given
     if state.place is not None:
         return _in_ring(given, state)
     past = newest(state, window)
@@ -83,8 +83,10 @@ def _in_ring(given: Attention, ring: Any) -> Result:
     ring.k.index_copy_(1, ring.place, given.k)
     ring.v.index_copy_(1, ring.place, given.v)
     ring.alive.index_fill_(1, ring.place, True)
-    y = _attend(given.q, ring.k, ring.v, given, ring.alive[:, None])
-    return y, replaced(ring, place=(ring.place + 1) % ring.k.shape[1])
+    n = ring.k.shape[1]
+    distance = (ring.place - torch.arange(n, device=ring.k.device))[None] % n
+    y = _attend(given.q, ring.k, ring.v, given, ring.alive[:, None], distance=distance)
+    return y, replaced(ring, place=(ring.place + 1) % n)
 
 
 def _heads_first(seen: AttentionCache, log_decay: Any, phase: Any, given: Attention) -> list[Any]:
@@ -120,9 +122,18 @@ def _attend_gated(q: Tensor, k: Tensor, v: Tensor, gates: list[Any], visible: An
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, given: Attention, visible: Tensor | None = None, is_causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    given: Attention,
+    visible: Tensor | None = None,
+    is_causal: bool = False,
+    distance: Tensor | None = None,
 ) -> Tensor:
-    """Attend with queries (b, n, h, dk) to the `visible` (b or 1, n, m) keys (b, m, g, dk)."""
+    """Attend with queries (b, n, h, dk) to the `visible` (b or 1, n, m) keys (b, m, g, dk).
+
+    `distance` (n, m) of queries and keys is for slopes; None is for queries of the last n of m steps.
+    """
     k, v = repeated(k, q), repeated(v, q)
     shape = *q.shape[:3], v.shape[-1]
     if 0 in shape:
@@ -135,6 +146,8 @@ def _attend(
             q, k = functional.pad(q, (0, 1)), functional.pad(k, (0, 1))
         if q.device.type == "cuda":
             q, k, v = aligned(q), aligned(k), aligned(v)
+        if given.slopes is not None:
+            visible, is_causal = _biases(given.slopes, q, k, visible, is_causal, distance), False
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         y = softmax(Softmax(q, k, v, visible, is_causal, given.scale), given.dropout)
         return y.transpose(1, 2)
@@ -148,6 +161,28 @@ def _attend(
         # not a product: its gradient would be NaN where that of hidden weights overflows
         weights = weights.masked_fill(~visible, 0.0)
     return (weights.to(v.dtype) @ v).transpose(1, 2)
+
+
+def _biases(
+    slopes: Tensor,
+    q: Tensor,
+    k: Tensor,
+    visible: Tensor | None,
+    is_causal: bool,
+    distance: Tensor | None,
+) -> Tensor:
+    """Return -slope |n - m|, (b or 1, h, n, m) in the dtype of q, and -inf where a key is hidden."""
+    (n, m), step = (q.shape[1], k.shape[1]), torch.arange(k.shape[1], device=q.device)
+    if distance is None:
+        distance = step[m - n :, None] - step
+    # products in half precision would be as coarse as their largest number
+    slopes = slopes.to(torch.promote_types(slopes.dtype, torch.float32))
+    bias = -slopes[:, None, None] * distance.abs()
+    if is_causal:
+        bias = bias.masked_fill(distance < 0, -math.inf)
+    if visible is not None:
+        bias = bias.masked_fill(~visible, -math.inf)
+    return (bias if bias.ndim == 4 else bias[None]).to(q.dtype)
 
 
 class Softmax(NamedTuple):
