@@ -157,6 +157,8 @@ OTHER_NAMES: dict[str, str] = {
     'MemoryConfig(kind="recurrent_memory")': "Recurrent Memory Transformer, RMT",
     'MemoryConfig(kind="enhanced_recurrence")': "ERNIE-Doc",
     'MemoryConfig(kind="memformer")': "Memformer",
+    'MemoryConfig(kind="temporal_latent_bottleneck")': "Temporal Latent Bottleneck, TLB",
+    'MemoryConfig(kind="token_turing_machine")': "Token Turing Machine, TTM",
 }
 
 
