@@ -24,9 +24,10 @@ MixerName: TypeAlias = Literal[
     "irnn", "kda", "lem", "lfm2", "lightning_attention", "linear_attention", "lipschitz_rnn", "liquid_s4",
     "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3", "mega", "min_gru",
     "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights", "ode_rnn",
-    "on_lstm", "qrnn", "r_transformer", "recurrent_delta_net", "relit", "retnet", "rfa", "rg_lru", "rsa",
-    "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm",
-    "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "on_lstm", "qrnn", "r_transformer", "recurrent_attention_network", "recurrent_delta_net", "relit",
+    "retnet", "rfa", "rg_lru", "rsa", "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn",
+    "sgconv", "slstm", "sru", "srwm", "tarnn", "tnn", "trans_normer", "transformer_xl", "u_rnn", "unicornn",
+    "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
@@ -119,6 +120,7 @@ OTHER_NAMES: dict[str, str] = {
     "on_lstm": "ordered neurons",
     "qrnn": "quasi-recurrent neural network",
     "r_transformer": "RNN-enhanced Transformer, LocalRNN",
+    "recurrent_attention_network": "RAN",
     "recurrent_delta_net": "recurrent fast weight programmer, RFWP",
     'recurrent_delta_net(variant="delta_rnn")': "Delta RNN",
     "relit": "GaLiTe, recurrent linear Transformer",

@@ -51,6 +51,7 @@ REFUSED = {
     "qrnn": "token_shift",
     "mega": "mega",
     "r_transformer": "r_transformer",
+    "recurrent_attention_network": "recurrent_attention_network",
     "recurrent_delta_net": "recurrent_delta_net",
     "rsa": "softmax_attention",
     "delta_delta_net": "delta_rule",
