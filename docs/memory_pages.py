@@ -6,6 +6,7 @@ section "Use" of the page. The comparison with released code and the reference c
 """
 
 import functools
+import importlib
 import inspect
 import re
 from typing import Any
@@ -40,7 +41,9 @@ def names() -> list[str]:
 
 def title(name: str) -> str:
     """Return the name of a memory's class."""
-    return next(kind.__name__ for kind in StackMemory.__subclasses__() if kind.__module__ == module(name))
+    found = vars(importlib.import_module(module(name))).values()
+    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, StackMemory)]
+    return next(kind.__name__ for kind in kinds if kind.__module__ == module(name))
 
 
 def module(name: str) -> str:
@@ -206,7 +209,9 @@ def _released(name: str) -> str:
     file = tables.ROOT / "tests/models" / f"{name}.safetensors"
     with safetensors.safe_open(file, "pt") as numbers:
         code = tables.link(numbers.metadata())
-    return f"Outputs and gradients in float64 agree with {code}. [Use](#use) has the conditions."
+        has_gradients = any("grad" in key for key in numbers.keys())  # noqa: SIM118
+        compared = "Outputs and gradients" if has_gradients else "Outputs"
+    return f"{compared} in float64 agree with {code}. [Use](#use) has the conditions."
 
 
 def _model(name: str, width: int, *, memory: bool) -> LanguageModel:

@@ -24,10 +24,11 @@ MixerName: TypeAlias = Literal[
     "infini_attention", "irnn", "jordan", "kda", "lem", "lfm2", "lightning_attention", "linear_attention",
     "linformer", "lipschitz_rnn", "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba",
     "mamba2", "mamba3", "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn",
-    "ode_fast_weights", "ode_rnn", "on_lstm", "qrnn", "r_transformer", "recurrent_delta_net", "reformer",
-    "relit", "retnet", "rfa", "rg_lru", "rsa", "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena",
-    "scornn", "sgconv", "slstm", "sru", "srwm", "strongly_typed_rnn", "synthesizer", "tarnn", "tnn",
-    "trans_normer", "transformer_ls", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "ode_fast_weights", "ode_rnn", "on_lstm", "qrnn", "r_transformer", "recurrent_attention_network",
+    "recurrent_delta_net", "reformer", "relit", "retnet", "rfa", "rg_lru", "rsa", "rwkv4", "rwkv5", "rwkv6",
+    "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "strongly_typed_rnn",
+    "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls", "transformer_xl", "u_rnn", "unicornn",
+    "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
@@ -138,6 +139,7 @@ OTHER_NAMES: dict[str, str] = {
     "on_lstm": "ordered neurons",
     "qrnn": "quasi-recurrent neural network",
     "r_transformer": "RNN-enhanced Transformer, LocalRNN",
+    "recurrent_attention_network": "RAN",
     "recurrent_delta_net": "recurrent fast weight programmer, RFWP",
     'recurrent_delta_net(variant="delta_rnn")': "Delta RNN",
     "relit": "GaLiTe, recurrent linear Transformer",
@@ -180,6 +182,8 @@ OTHER_NAMES: dict[str, str] = {
     'MemoryConfig(kind="recurrent_memory")': "Recurrent Memory Transformer, RMT",
     'MemoryConfig(kind="enhanced_recurrence")': "ERNIE-Doc",
     'MemoryConfig(kind="memformer")': "Memformer",
+    'MemoryConfig(kind="temporal_latent_bottleneck")': "Temporal Latent Bottleneck, TLB",
+    'MemoryConfig(kind="token_turing_machine")': "Token Turing Machine, TTM",
 }
 
 

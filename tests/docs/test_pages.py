@@ -21,6 +21,8 @@ from linrec.lab.bench.variants import parse_variant
 from linrec.lab.train import get_recipe
 from linrec.literals import OTHER_NAMES
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
+from linrec.models.slot_memory import SlotMemory
+from linrec.models.token_turing_machine import TokenTuringMachine
 from tests.markdown import FENCE, ROOT
 from tests.parallel.models import REFUSED
 from tests.test_export import BY_LENGTH
@@ -199,7 +201,9 @@ def test_the_example_of_a_memory_has_the_state_of_the_page(name):
     assert sum((inferred or [trained])[0]) == mixer_pages.elements(found[1])
     # the memory without states of layers and without `alive` and `position`
     after = found[0]
-    layers = {"enhanced_recurrence": after.memory, "memformer": after.segment[0]}.get(name, after.segment)
+    layers = after.memory if name == "enhanced_recurrence" else after.segment
+    if isinstance(model.memory, SlotMemory | TokenTuringMachine):
+        layers = after.segment[0]
     own = mixer_pages.elements(after) - mixer_pages.elements(layers) - after.alive.numel() - 1
     plain = LanguageModel(dataclasses.replace(model.config, memory=MemoryConfig()))
     added = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
@@ -242,7 +246,7 @@ def test_commands_of_a_memory_are_known_and_make_the_model(name):
 def test_a_page_of_a_memory_names_the_commit_of_the_compared_code(name):
     compared = section(memory_pages.before_reference(name), "Comparison with released code")
     assert re.search(
-        r"\(https://github\.com/\w+/[\w-]+/blob/(\w{7})\w{33}/\S+\.py\) at commit `\1`", compared
+        r"\(https://github\.com/[\w-]+/[\w-]+/blob/(\w{7})\w{33}/\S+\.(?:py|md)\) at commit `\1`", compared
     )
 
 

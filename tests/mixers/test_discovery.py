@@ -76,7 +76,7 @@ def test_lines_of_code_are_counted_without_words():
     [
         "mixers/compressive_transformer.py",
         "mixers/block_state.py",
-        "models/memformer.py",
+        "models/slot_memory.py",
     ],
 )
 def test_a_memory_of_segments_is_a_short_file(place):
@@ -110,6 +110,8 @@ def test_a_mixer_has_the_name_of_its_class(name):
         ("preformer", "'linear_attention(feature_map=\"performer\")'"),
         ("GAU", "'flash_gau(linear=False)'"),
         ("memformer", "'MemoryConfig(kind=\"memformer\")'"),
+        ("TTM", "'MemoryConfig(kind=\"token_turing_machine\")'"),
+        ("TLB", "'MemoryConfig(kind=\"temporal_latent_bottleneck\")'"),
     ],
 )
 def test_the_name_of_a_paper_gives_its_mixer_or_an_error_with_its_mixers(name, meant):

@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "shared bounds": {"mixer": "hgru", "norm": "rms", "embedding_norm": True},
     "recurrent memory": {"mixer": "attention", "memory": {"kind": "recurrent_memory", **SEGMENTS}},
     "Memformer": {"memory": {"kind": "memformer", **SEGMENTS}},
+    "Temporal Latent Bottleneck": {"memory": {"kind": "temporal_latent_bottleneck", **SEGMENTS}},
+    "Token Turing Machine": {"memory": {"kind": "token_turing_machine", **SEGMENTS}},
     "enhanced recurrence": {
         "mixer": "transformer_xl",
         "mixer_args": SEGMENTS,

@@ -720,6 +720,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "wide": {"width": 4, "pooling": "ifo", "refine": True},
         "f-pooling": {"width": 1, "pooling": "f", "uniform_init": True},
     },
+    "recurrent_attention_network": {
+        "paper": {"n_heads": 2, "segment_length": 4, "n_cells": 3},
+        "detached": {"d_head": 6, "segment_length": 3, "n_cells": 2, "silu": False, "detach": 2},
+    },
     "recurrent_delta_net": {
         "paper": {"n_heads": 2, "output_recurrence": True},
         "Delta RNN": {"n_heads": 2, "d_qk": 6, "d_v": 2, "variant": "delta_rnn"},

@@ -30,6 +30,8 @@ from tests.tiers import thorough, tiered
 LENGTH, TIME = 4, 11
 TOKENS = {"kind": "recurrent_memory", "n_tokens": 2}
 SLOTS = {"kind": "memformer", "n_tokens": 3}
+BOTTLENECK = {"kind": "temporal_latent_bottleneck", "n_tokens": 3, "read_every": 2}
+TURING = {"kind": "token_turing_machine", "n_tokens": 3, "n_read": 2}
 ENHANCED = {"kind": "enhanced_recurrence"}
 XL = {"mixer": "transformer_xl", "mixer_args": {"segment_length": LENGTH, "memory_length": 6}}
 STACKS: dict[str, dict[str, Any]] = {
@@ -52,6 +54,15 @@ STACKS: dict[str, dict[str, Any]] = {
         "norm_position": ("post", "output"),
         "memory": SLOTS | {"update": "normalised", "temperature": 0.5},
     },
+    "bottleneck": {"mixer": "attention", "mixer_args": {"n_heads": 2}, "memory": BOTTLENECK | {"n_heads": 2}},
+    "bottleneck_hybrid": {
+        "mixer": ("mamba2", "attention"),
+        "channel_mixing": ("none", "rwkv"),
+        "norm_position": ("post", "output"),
+        "memory": BOTTLENECK | {"read_every": 1},
+    },
+    "turing": {"mixer": "attention", "mixer_args": {"n_heads": 2}, "memory": TURING},
+    "turing_hybrid": {"mixer": ("mamba2", "attention"), "channel_mixing": "rwkv", "memory": TURING},
     # without a memory, the mixers' own boundaries matter
     "memformer_xl": {
         "mixer": "transformer_xl",
@@ -61,11 +72,11 @@ STACKS: dict[str, dict[str, Any]] = {
 }
 each = pytest.mark.parametrize("name", STACKS)
 # one stack for each kind
-KINDS = ("attention", "enhanced", "memformer")
+KINDS = ("attention", "enhanced", "memformer", "bottleneck", "turing")
 kinds = pytest.mark.parametrize("name", KINDS)
 # a mixer with segments of its own counts the memory tokens before a reset
 fixed = pytest.mark.parametrize("name", [name for name in STACKS if name != "transformer_xl"])
-ENCODERS = {"tokens": TOKENS, "slots": SLOTS}
+ENCODERS = {"tokens": TOKENS, "slots": SLOTS, "bottleneck": BOTTLENECK, "turing": TURING}
 
 
 def make(name: str, **changes: Any) -> LanguageModel:

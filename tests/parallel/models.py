@@ -55,6 +55,7 @@ REFUSED = {
     "strongly_typed_rnn": "token_shift",
     "mega": "mega",
     "r_transformer": "r_transformer",
+    "recurrent_attention_network": "recurrent_attention_network",
     "recurrent_delta_net": "recurrent_delta_net",
     "rsa": "softmax_attention",
     "delta_delta_net": "delta_rule",

@@ -143,6 +143,7 @@ class RSA(Mixer):
     ) -> tuple[Tensor, RSAState]:
         """Return the heads (b, t, h, d_head), and the state."""
         attended, cache = softmax_attention(Q, K, V, state=past.cache, reset=reset, dropout=dropout)
+        assert cache is not None
         dtype = self.state_dtype
         a = torch.tanh(self.eta.to(dtype))
         if self.theta.numel():

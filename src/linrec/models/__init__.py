@@ -15,6 +15,8 @@ from linrec.models.s4nd import S4ND
 from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.models.stack_memory import StackMemory
+from linrec.models.temporal_latent_bottleneck import TemporalLatentBottleneck
+from linrec.models.token_turing_machine import TokenTuringMachine
 
 __all__ = [
     "S4ND",
@@ -34,6 +36,8 @@ __all__ = [
     "SequenceClassifierConfig",
     "StackConfig",
     "StackMemory",
+    "TemporalLatentBottleneck",
+    "TokenTuringMachine",
     "build_mixer",
     "image_preset",
     "image_preset_names",

@@ -36,6 +36,7 @@ class Block(nn.Module):
     pair (state of the time mixing, state of the channel mixing). Otherwise it is the time mixing's state.
 
     `reading` is a sublayer between time mixing and channel mixing, which reads a memory that `forward` gets.
+    With `reading_channels`, the two are sublayers after channel mixing.
 
     Args:
         mixer: the time mixing.
@@ -48,6 +49,7 @@ class Block(nn.Module):
         dropout: dropout probability, applied to the output of each sublayer.
         reading: maps a tensor (b, t, d_model) and a memory to (b, t, d_model); None for blocks that do not
             read a memory.
+        reading_channels: channel mixing after `reading`, at each step separately.
 
     Source:
         GateLoop (Katsch, 2023), appendix C and figure 9.
@@ -73,6 +75,7 @@ class Block(nn.Module):
         skip: bool = True,
         dropout: float = 0.0,
         reading: nn.Module | None = None,
+        reading_channels: nn.Module | None = None,
     ) -> None:
         super().__init__()
         choice(NormPosition, norm_position=norm_position)
@@ -87,6 +90,10 @@ class Block(nn.Module):
         self.channel_mixing = channel_mixing
         self.reading_norm = make_norm("none" if reading is None else norm, mixer.d_model, eps=norm_eps)
         self.reading = reading
+        self.reading_channels_norm = make_norm(
+            "none" if reading_channels is None else norm, mixer.d_model, eps=norm_eps
+        )
+        self.reading_channels = reading_channels
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -113,17 +120,22 @@ class Block(nn.Module):
             self.mixer, self.mixer(self._before(self.mixer_norm, x), over_time, **over), x
         )
         x = self._after(self.mixer_norm, x, y)
-        if self.reading is not None:
-            x = self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
-        if self.channel_mixing is None:
-            return x, over_time if keep_state else None
-        z = self._before(self.channel_mixing_norm, x)
-        if not isinstance(self.channel_mixing, Mixer):
-            x = self._after(self.channel_mixing_norm, x, self.channel_mixing(z))
-            return x, over_time if keep_state else None
-        y, over_channels = self.channel_mixing(z, over_channels, **over)
-        x = self._after(self.channel_mixing_norm, x, y)
-        return x, (over_time, over_channels) if keep_state else None
+        if self.reading_channels is None:
+            x = self._read(x, memory)
+        if isinstance(self.channel_mixing, Mixer):
+            z = self._before(self.channel_mixing_norm, x)
+            y, over_channels = self.channel_mixing(z, over_channels, **over)
+            x = self._after(self.channel_mixing_norm, x, y)
+        elif self.channel_mixing is not None:
+            y = self.channel_mixing(self._before(self.channel_mixing_norm, x))
+            x = self._after(self.channel_mixing_norm, x, y)
+        if self.reading_channels is not None:
+            x = self._read(x, memory)
+            y = self.reading_channels(self._before(self.reading_channels_norm, x))
+            x = self._after(self.reading_channels_norm, x, y)
+        if not keep_state:
+            return x, None
+        return x, (over_time, over_channels) if carries else over_time
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -143,6 +155,11 @@ class Block(nn.Module):
         """Number of elements of the state per sequence; see `Mixer.state_size`."""
         carried = self.channel_mixing.state_size if isinstance(self.channel_mixing, Mixer) else 0
         return self.mixer.state_size + carried
+
+    def _read(self, x: Tensor, memory: Tree) -> Tensor:
+        if self.reading is None:
+            return x
+        return self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.norm_position == "pre" else x

@@ -164,7 +164,14 @@ def check_sizes(config: StackConfig, *names: str) -> None:
         at_least(1, most=LIMITS.get(name, WIDEST), **{name: getattr(config, name)}, or_none=True)
 
 
-MemoryKind: TypeAlias = Literal["none", "recurrent_memory", "enhanced_recurrence", "memformer"]
+MemoryKind: TypeAlias = Literal[
+    "none",
+    "recurrent_memory",
+    "enhanced_recurrence",
+    "memformer",
+    "temporal_latent_bottleneck",
+    "token_turing_machine",
+]
 MemoryUpdate: TypeAlias = Literal["gru", "normalised"]
 
 # arguments of a kind of memory beside those of all kinds
@@ -172,6 +179,8 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "recurrent_memory": ("n_tokens", "form", "detach"),
     "enhanced_recurrence": (),
     "memformer": ("n_tokens", "form", "detach", "n_heads", "update", "n_updates", "temperature"),
+    "temporal_latent_bottleneck": ("n_tokens", "form", "detach", "n_heads", "read_every"),
+    "token_turing_machine": ("n_tokens", "form", "detach", "n_read"),
 }
 
 
@@ -181,21 +190,25 @@ class MemoryConfig:
 
     Args:
         kind: "none"; "recurrent_memory", the tokens of Recurrent Memory Transformer; "enhanced_recurrence",
-            ERNIE-Doc's memories of `transformer_xl` mixers, which hold outputs of the blocks; or "memformer",
-            the slots of Memformer. Lengths and `detach` of "enhanced_recurrence" are the mixers' own.
+            ERNIE-Doc's memories of `transformer_xl` mixers, which hold outputs of the blocks; "memformer",
+            the slots of Memformer; "temporal_latent_bottleneck", the slow stream of that paper; or
+            "token_turing_machine", the summaries of that paper. Lengths and `detach` of "enhanced_recurrence"
+            are the mixers' own.
         segment_length: steps of a segment, without memory tokens; with "enhanced_recurrence" the mixers'
             `segment_length`.
-        n_tokens: memory tokens or slots.
+        n_tokens: memory tokens, slots, or vectors of the slow stream.
         form: "decoder", whose stack is causal; or "encoder", whose stack sees the whole segment. Recurrent
             memory tokens stand before and after a segment in a decoder, and before it in an encoder.
         detach: where gradients through the memory stop: "never"; "segment", at every boundary; or a number n,
             at every n-th boundary.
-        n_heads: heads of Memformer's attention to slots and of slots. None is the largest number that divides
+        n_heads: heads of the attention to slots and of slots. None is the largest number that divides
             `d_model` and leaves at least 64 channels to each head, or 1.
         update: how Memformer's slots change: "gru", by a GRU and an FFN; or "normalised", by a bias and a
             division by the slot's length.
         n_updates: how often Memformer's slots change after a segment, with the same weights.
         temperature: a divisor of the scores of Memformer's slots.
+        read_every: r of Temporal Latent Bottleneck, whose blocks 0, r, 2 r and so on read the slow stream.
+        n_read: tokens that a Token Turing Machine reads from its memory before a segment, in a decoder.
         recompute: whether to run each segment again in the backward pass, so that training stores the states
             between segments instead of the activations (Memformer's memory replay back-propagation).
 
@@ -216,6 +229,8 @@ class MemoryConfig:
     update: MemoryUpdate = "gru"
     n_updates: int = 1
     temperature: float = 1.0
+    read_every: int = 1
+    n_read: int = 8
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -223,6 +238,7 @@ class MemoryConfig:
         choice(("decoder", "encoder"), form=self.form)
         choice(MemoryUpdate, update=self.update)
         at_least(1, segment_length=self.segment_length, n_tokens=self.n_tokens)
+        at_least(1, read_every=self.read_every, n_read=self.n_read)
         at_least(1, n_heads=self.n_heads, or_none=True)
         at_least(1, most=COUNT, n_updates=self.n_updates)
         positive(temperature=self.temperature)

@@ -1,7 +1,6 @@
 """The sequence model over tokens: embedding, blocks, head."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -13,11 +12,15 @@ from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.models.enhanced_recurrence import EnhancedRecurrence
-from linrec.models.memformer import Memformer, SlotReading
+from linrec.models.memformer import Memformer
 from linrec.models.ragged import RaggedState, run_masked
 from linrec.models.recurrent_memory import RecurrentMemory
+from linrec.models.slot_memory import SlotReading
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
+from linrec.models.temporal_latent_bottleneck import TemporalLatentBottleneck
+from linrec.models.token_turing_machine import TokenTuringMachine
+from linrec.nn.channel_mixing import FeedForward
 from linrec.nn.head import Embedding, Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -76,10 +79,7 @@ class LanguageModel(RestoredModule):
             config.norm if config.embedding_norm else "none", config.d_model, eps=config.norm_eps
         )
         self.dropout = nn.Dropout(config.dropout)
-        reading: Callable[[], SlotReading] | None = None
-        if config.memory.kind == "memformer":
-            reading = partial(SlotReading, config.d_model, config.memory.n_heads)
-        self.blocks = make_blocks(config, make_reading=reading)
+        self.blocks = make_blocks(config, make_reading=self._make_reading)
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )
@@ -266,6 +266,17 @@ class LanguageModel(RestoredModule):
         """Return the initial states of the blocks."""
         return tuple(block.init_state(batch, device=device, position=position) for block in self._blocks)
 
+    def _make_reading(self, layer: int) -> tuple[nn.Module | None, nn.Module | None]:
+        """Return the sublayers of block `layer` that read the memory and that mix its channels, if any."""
+        memory, d_model = self.config.memory, self.config.d_model
+        if memory.kind == "memformer":
+            return SlotReading(d_model, memory.n_heads), None
+        if memory.kind == "temporal_latent_bottleneck" and layer % memory.read_every == 0:
+            hidden, bias = self.config.d_channel_mixing, self.config.channel_mixing_bias
+            reading = SlotReading(d_model, memory.n_heads, norm="layer")
+            return reading, FeedForward(d_model, hidden, bias=bias)
+        return None, None
+
     def _make_memory(self) -> StackMemory | None:
         """Return the memory across the stack, if any."""
         memory = self.config.memory
@@ -276,6 +287,10 @@ class LanguageModel(RestoredModule):
         self._check_form()
         if memory.kind == "memformer":
             return Memformer(memory, self.config.d_model)
+        if memory.kind == "temporal_latent_bottleneck":
+            return TemporalLatentBottleneck(memory, self.config.d_model)
+        if memory.kind == "token_turing_machine":
+            return TokenTuringMachine(memory, self.config.d_model)
         return RecurrentMemory(memory, self.config.d_model, std=self.embedding.weight.detach().std())
 
     def _check_form(self) -> None:

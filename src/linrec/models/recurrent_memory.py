@@ -103,9 +103,10 @@ class RecurrentMemory(StackMemory):
         """Return outputs and states of steps after `done` steps of a segment; the first step follows M_s."""
         if done:
             return stack.run(x, segment, reset)
-        n = memory.shape[1]
+        tokens = self._tokens(memory)
+        n = tokens.shape[1]
         reset = None if reset is None else functional.pad(reset, (n, 0))
-        y, segment = stack.run(torch.cat([memory.to(x.dtype), x], 1), segment, reset)
+        y, segment = stack.run(torch.cat([tokens.to(x.dtype), x], 1), segment, reset)
         return y[:, n:], segment
 
     def _separated(
@@ -138,11 +139,12 @@ class RecurrentMemory(StackMemory):
     def _restarted(self, x: Tensor, begin: Int[Tensor, "k"], stack: Stack) -> tuple[Tensor, States]:
         """Return outputs (k, t, d) and states of rows that start at step `begin`, with M_0 before it."""
         rows, time, _ = x.shape
-        n = len(self.M)
+        tokens = self._tokens(self._fresh(rows))
+        n = tokens.shape[1]
         # step `begin` + i is token i of M_0, steps after it are of x, and steps before it are zeros of x
         step, first = torch.arange(n + time, device=x.device), begin[:, None]
         source = torch.where(step < first, n + step, torch.where(step < first + n, step - first, step))
-        tokens = torch.cat([self._fresh(rows).to(x.dtype), x], 1)
+        tokens = torch.cat([tokens.to(x.dtype), x], 1)
         tokens = tokens.gather(1, source[..., None].expand(-1, -1, x.shape[2]))
         y, states = stack.run(tokens, stack.start(rows, 0), step == first)
         return y[:, n:], states
@@ -156,6 +158,10 @@ class RecurrentMemory(StackMemory):
         n = memory.shape[1]
         y, _ = stack.run(torch.cat([memory.to(x.dtype), x], 1), segment, None)
         return y[:, n:], y[:, :n], segment
+
+    def _tokens(self, memory: Float[Tensor, "b n d_model"]) -> Float[Tensor, "b r d_model"]:
+        """Return the tokens that stand before a segment: the memory itself."""
+        return memory
 
     def _fresh(self, batch: int) -> Float[Tensor, "b n d_model"]:
         """Return M_0 for every row."""

@@ -35,7 +35,7 @@ def make_blocks(
     config: StackConfig,
     make_mixer: Callable[[int], Mixer] | None = None,
     *,
-    make_reading: Callable[[], nn.Module] | None = None,
+    make_reading: Callable[[int], tuple[nn.Module | None, nn.Module | None]] = lambda layer: (None, None),
 ) -> nn.ModuleList:
     """Return the blocks of x = block_L(... block_1(x)), first layer first, with shared parameters tied.
 
@@ -46,7 +46,7 @@ def make_blocks(
         config: depth, mixers, channel mixing, norms and dropout of the stack.
         make_mixer: returns the time mixer of a block, given its index from 0, of width `config.d_model`; it
             is called once per block. None means `build_mixer`.
-        make_reading: returns the `reading` of a block; None for blocks that do not read a memory.
+        make_reading: returns `reading` and `reading_channels` of a block, given its index from 0.
 
     Returns:
         `config.n_layers` blocks of class `Block`.
@@ -60,8 +60,10 @@ def make_blocks(
         >>> blocks[0].mixer.bounds is blocks[2].mixer.bounds
         True
     """
-    blocks = [
-        Block(
+    blocks = []
+    for layer in range(config.n_layers):
+        reading, reading_channels = make_reading(layer)
+        block = Block(
             build_mixer(config, layer) if make_mixer is None else make_mixer(layer),
             make_channel_mixing(
                 config.channel_mixing_of(layer),
@@ -74,10 +76,10 @@ def make_blocks(
             norm_position=config.norm_position_of(layer),
             skip=config.skip,
             dropout=config.dropout,
-            reading=None if make_reading is None else make_reading(),
+            reading=reading,
+            reading_channels=reading_channels,
         )
-        for layer in range(config.n_layers)
-    ]
+        blocks.append(block)
     # parameters of the whole stack rather than a layer, such as HGRU's lower bounds
     names = [config.mixer_of(layer)[0] for layer in range(config.n_layers)]
     for name in dict.fromkeys(names):
