@@ -307,6 +307,7 @@ def test_preset_names_and_errors():
         "mlstm": 4,
         "hawk": 6,
         "mamba": 2,
+        "base_conv": 2,
         "h3": 5,
         "hyena": 5,
         "s5_hyena": 1,

@@ -245,7 +245,7 @@ class EvictingCache:
     def _with_sinks(
         self, given: Inputs, far: Tensor, place: Tensor, cache: Rows, dropout: float
     ) -> tuple[Tensor, Rows]:
-        """Attend to sinks and the last N - c rows with all new steps; keep what the next step sees."""
+        """Attend with all new steps to sinks and the last N - c rows, and keep the rows of the next step."""
         past, time = cache.k.shape[1], given.q.shape[1]
         rows, heads = past + time, given.q.shape[2]
         k, v = torch.cat([cache.k, given.k], 1), torch.cat([cache.v, given.v], 1)
