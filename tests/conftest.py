@@ -3,6 +3,7 @@
 import atexit
 import gc
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +33,23 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-# before `-m` is looked at
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # importing files of the second tier, and the libraries that they compare with, takes half as long as all
+    if config.option.markexpr != "not thorough" or collection_path.is_dir():
+        return None
+    return tiers.is_second(collection_path.relative_to(config.rootpath).as_posix()) or None
+
+
+# before `-m` is looked at, and before xdist looks for groups
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("nightly") is not None or tiers.is_second(item.nodeid.split("::")[0]):
+        file = item.nodeid.split("::")[0]
+        if item.get_closest_marker("nightly") is not None or tiers.is_second(file):
             item.add_marker(tiers.thorough)
+        if tiers.is_second(file) and item.get_closest_marker("xdist_group") is None:
+            # tests of whole runs share them in fixtures of their module, which every worker would make again
+            item.add_marker(pytest.mark.xdist_group(file))
 
 
 @pytest.hookimpl(trylast=True)

@@ -21,6 +21,8 @@ SECOND = (
     "src/linrec/lab",
     "tests/convert",
     "tests/docs/test_maths.py",
+    "tests/docs/test_pages.py",
+    "tests/docs/test_site.py",
     "tests/hf",
     "tests/lab/bench",
     "tests/lab/distillation",
