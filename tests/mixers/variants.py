@@ -1,5 +1,6 @@
 """Arguments under which the laws are checked, by mixer; a mixer that is not listed runs with its defaults."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -858,6 +859,12 @@ def tiered(*names: str) -> list[Any]:
         for name in names or mixers.names()
         for place, (_, variant) in enumerate(cases(name))
     ]
+
+
+def one_of_operators(names: Iterable[str]) -> list[str]:
+    """Return of these mixers one for each operator, and all that have an operator or a loop of their own."""
+    ordered = sorted(names, key=lambda name: name not in OF_FAMILIES)
+    return list({mixers.get(name).recurrence or name: name for name in reversed(ordered)}.values())
 
 
 def of_mixers() -> list[Any]:
