@@ -255,8 +255,8 @@ def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monke
         watch.start()
         watch.join(0.1)
         assert watch.is_alive() and not interrupt.requested
-        # as if that one were no more
-        monkeypatch.setattr("os.getppid", lambda: 1)
+        # as if that one were no more, also where it is the first process, as in a background job
+        monkeypatch.setattr("os.getppid", lambda: -1)
         watch.join()
         assert interrupt.requested
 
