@@ -83,7 +83,7 @@ LONG_OF_MODES = {"attention": 1024}
 # the normaliser may come near zero within many steps: gradients of 130 lose the last digits of float32
 ILL_CONDITIONED = {("mlstm", "exponential")}
 
-every_mixer = pytest.mark.parametrize(("name", "variant"), variants.tiered())
+every_mixer = pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 

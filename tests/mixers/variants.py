@@ -871,7 +871,7 @@ def of_mixers() -> list[Any]:
     """Return `cases` as parameters of a test of what every mixer has to keep.
 
     The first tier has the first variant of every mixer, the second one those that call another operator; the
-    others are nightly, since the laws and the goldens run every variant.
+    others are nightly, since their own files and the goldens compare the numbers of every variant.
     """
     return tiers.tiered([cases(name)[0] for name in mixers.names()], of_operators(), cases())
 
