@@ -442,13 +442,13 @@ def slower(listed: list[Any], slow: Callable[[Backend], bool]) -> list[Any]:
 
 
 def shortened(listed: list[Any], short: Callable[[Backend], bool], *, whole: bool = True) -> list[Any]:
-    """Add whether sequences are short; in the second tier they are not, unless `whole` is False."""
+    """Add whether sequences are short; nightly they are not, unless `whole` is False."""
     cases = []
     for case in listed:
         name, entry = case.values
         cases.append(pytest.param(name, entry, short(entry), marks=case.marks, id=case.id))
         if whole and short(entry):
-            marks = [*case.marks, thorough]
+            marks = [*case.marks, nightly]
             cases.append(pytest.param(name, entry, False, marks=marks, id=f"{case.id}-long"))
     return cases
 
