@@ -1,10 +1,20 @@
 """The tiers of the tests.
 
 `make test` runs every law once for each mixer and operator, where it can break. `make test-all` also runs
-the cases marked `thorough`: further variants, dtypes and lengths, and most tests that compile, export, start
-processes, make pages or run the models of other libraries, since each takes a second or more. Cases marked
-`nightly` run in `make test-nightly` alone. They repeat for a variant of a mixer what the other tiers check
-for another variant, or for a length what the laws of the operator check.
+the cases marked `thorough`: further dtypes, lengths and shapes, variants of another operator, and most tests
+that compile, export, start processes, make pages or run the models of other libraries, since each takes a
+second or more. Cases marked `nightly` run in `make test-nightly` alone, for their time. They repeat what the
+other tiers show in another case:
+
+- laws and interface of a mixer's further variants, whose numbers the goldens compare in the second tier;
+- compilation in full, export and meta tensors for a mixer whose operator another mixer shows. Every mixer is
+  compiled by its lines;
+- Triton kernels, in the interpreter, for a further shape of gates, precision or number of programs;
+- a length that is no boundary of a mixer, but of its operator, whose own laws have every length;
+- generation, evaluation and streams of models that differ by the mixer alone;
+- a program that is interrupted at further times, and jobs side by side, which start Ray.
+
+A plain `pytest` on a file runs the cases of all tiers.
 """
 
 from collections.abc import Iterable
@@ -30,6 +40,7 @@ SECOND = (
     "tests/lab/inspection",
     "tests/lab/publishing",
     "tests/lab/report",
+    "tests/lab/streams",
     "tests/lab/tasks",
     "tests/lab/train/test_carried.py",
     "tests/perf",
@@ -45,7 +56,6 @@ SECOND = (
 FIRST = (
     "src/linrec/lab/report/scores.py",
     "tests/convert/test_mamba2.py",
-    "tests/convert/test_released.py",
     "tests/hf/test_cache.py",
     "tests/lab/bench/test_jobs.py",
     "tests/lab/report/test_scores.py",
