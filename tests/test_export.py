@@ -115,7 +115,7 @@ def check(program, mixer, lengths, *, started=True, cached=False, reset=False, d
 
 
 # nearly all of a trace is that of the operator, which is the same for all its mixers
-TRACED_HERE = [*one_of_operators(CONSTANT), *one_of_operators(GROWING), *SEVERAL, COMPLEX[0]]
+TRACED_HERE = [*one_of_operators(CONSTANT), *one_of_operators(GROWING), "aft", *SEVERAL, COMPLEX[0]]
 
 
 @pytest.mark.parametrize("name", tiered([FIRST], TRACED_HERE, CONSTANT + GROWING))

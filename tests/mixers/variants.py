@@ -862,9 +862,10 @@ def tiered(*names: str) -> list[Any]:
 
 
 def one_of_operators(names: Iterable[str]) -> list[str]:
-    """Return of these mixers one for each operator, and all that have an operator or a loop of their own."""
+    """Return of these mixers one for each operator, and those of `OF_FAMILIES`."""
     ordered = sorted(names, key=lambda name: name not in OF_FAMILIES)
-    return list({mixers.get(name).recurrence or name: name for name in reversed(ordered)}.values())
+    found = {mixers.get(name).recurrence: name for name in reversed(ordered)}.values()
+    return [name for name in ordered if name in OF_FAMILIES or name in found]
 
 
 def of_mixers() -> list[Any]:
