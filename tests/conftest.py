@@ -34,7 +34,7 @@ def pytest_collection() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    # importing files of the second tier, and the libraries that they compare with, takes half as long as all
+    # the first tier imports no files of the second tier, nor the libraries that they compare linrec with
     if config.option.markexpr != "not thorough" or collection_path.is_dir():
         return None
     return tiers.is_second(collection_path.relative_to(config.rootpath).as_posix()) or None
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("nightly") is not None or tiers.is_second(file):
             item.add_marker(tiers.thorough)
         if tiers.is_second(file) and item.get_closest_marker("xdist_group") is None:
-            # tests of whole runs share them in fixtures of their module, which every worker would make again
+            # a fixture of a module makes a run for all its tests, and every worker would make the run again
             item.add_marker(pytest.mark.xdist_group(file))
 
 

@@ -101,8 +101,8 @@ def test_laws_of_mixers(name, variant):
 def compiled_mixers() -> list[Any]:
     """Two variants of each mixer; in the first tier one of them all.
 
-    What a compiler makes of an operator is the same for all its mixers, so that one of each family shows it;
-    of others only the lines are followed.
+    An operator compiles in the same way for all its mixers. So one mixer of each family is traced, forward
+    and backward, and the others are followed line by line.
     """
     first = variants.cases("attention")[:1]
     cases = [case for name in mixers.names() for case in variants.cases(name)[:2]]

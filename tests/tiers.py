@@ -3,18 +3,18 @@
 `make test` runs every law once for each mixer and operator, where it can break. `make test-all` also runs
 the cases marked `thorough`: further dtypes, lengths and shapes, variants of another operator, and most tests
 that compile, export, start processes, make pages or run the models of other libraries, since each takes a
-second or more. Cases marked `nightly` run in `make test-nightly` alone, for their time. They repeat what the
-other tiers show in another case:
+second or more. Cases marked `nightly` run in `make test-nightly` alone. They take long, and repeat a check
+that the other tiers make on another case:
 
-- laws and interface of a mixer's further variants, whose numbers the goldens compare in the second tier;
-- compilation in full, export and meta tensors for a mixer whose operator another mixer shows. Every mixer is
-  compiled by its lines;
-- Triton kernels, in the interpreter, for a further shape of gates, precision or number of programs;
-- a length that is no boundary of a mixer, but of its operator, whose own laws have every length;
-- generation, evaluation and streams of models that differ by the mixer alone;
-- a program that is interrupted at further times, and jobs side by side, which start Ray.
+- laws and interface for the further variants of a mixer. The second tier compares their numbers with goldens;
+- export, and stability in float32, for a mixer whose operator is checked with another mixer;
+- Triton kernels in the interpreter for further shapes of gates, precisions and numbers of programs;
+- mixers at lengths around the chunks of their operator. The laws of the operator have these lengths;
+- generation and evaluation of models that differ in the mixer alone;
+- interrupts of a program at further times, and jobs side by side, which start Ray.
 
-A plain `pytest` on a file runs the cases of all tiers.
+`torch.compile` follows the lines of every mixer in the second tier, and traces one mixer of each family. A
+plain `pytest` on a file runs the cases of all tiers.
 """
 
 from collections.abc import Iterable

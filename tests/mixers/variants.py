@@ -869,10 +869,10 @@ def one_of_operators(names: Iterable[str]) -> list[str]:
 
 
 def of_mixers() -> list[Any]:
-    """Return `cases` as parameters of a test of what every mixer has to keep.
+    """Return `cases` as parameters of a test of a promise that every mixer has to keep.
 
-    The first tier has the first variant of every mixer, the second one those that call another operator; the
-    others are nightly, since their own files and the goldens compare the numbers of every variant.
+    The first tier has the first variant of every mixer, and the second tier the variants that call another
+    operator. The others are nightly, since goldens of the second tier compare the numbers of all variants.
     """
     return tiers.tiered([cases(name)[0] for name in mixers.names()], of_operators(), cases())
 
