@@ -3,6 +3,7 @@
 import atexit
 import gc
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +33,23 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-# before `-m` is looked at
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # the first tier imports no files of the second tier, nor the libraries that they compare linrec with
+    if config.option.markexpr != "not thorough" or collection_path.is_dir():
+        return None
+    return tiers.is_second(collection_path.relative_to(config.rootpath).as_posix()) or None
+
+
+# before `-m` is looked at, and before xdist looks for groups
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("nightly") is not None or tiers.is_second(item.nodeid.split("::")[0]):
+        file = item.nodeid.split("::")[0]
+        if item.get_closest_marker("nightly") is not None or tiers.is_second(file):
             item.add_marker(tiers.thorough)
+        if tiers.is_second(file) and item.get_closest_marker("xdist_group") is None:
+            # a fixture of a module makes a run for all its tests, and every worker would make the run again
+            item.add_marker(pytest.mark.xdist_group(file))
 
 
 @pytest.hookimpl(trylast=True)

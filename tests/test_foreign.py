@@ -1,6 +1,7 @@
 """Run folders of others: no code of theirs runs unasked, and what is wrong with them is said in one line."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ from linrec.lab.train import (
 from linrec.lab.train.records import MetricsLog, read_metrics
 from linrec.models import ModelConfig
 from linrec.text import DataError, load_tokenizer, read_tokenizer
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 CODE = """
 import pathlib
@@ -521,12 +522,17 @@ def test_generated_text_steers_no_terminal_and_is_whole_for_programs(
     assert r"\x1b[31m" in terminal.written and "\x1b" not in terminal.written
 
 
-@thorough
+AS_MODULE, AS_SCRIPT = ["-m", "linrec"], ["-c", "from linrec.cli import main; raise SystemExit(main())"]
+
+
 @pytest.mark.parametrize(
-    "command",
-    [["-m", "linrec"], ["-c", "from linrec.cli import main; raise SystemExit(main())"]],
+    ("command", "after"),
+    tiered(
+        [],
+        [(AS_MODULE, 0.3), (AS_SCRIPT, 0.7)],
+        itertools.product((AS_MODULE, AS_SCRIPT), (0.05, 0.3, 0.7, 1.2)),
+    ),
 )
-@pytest.mark.parametrize("after", [0.05, 0.3, 0.7, 1.2])
 def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after: float, run: Path) -> None:
     words = [sys.executable, "-X", "importtime", *command, *COMMANDS[4], "--loop.steps", "7"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
@@ -542,9 +548,14 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
         assert (process.returncode, said) == (130, ["linrec: stopped.\n"])
 
 
-@thorough
-@pytest.mark.parametrize(("compile", "after"), [("off", 0.0), ("on", 0.5), ("on", 3.0)])
-@pytest.mark.parametrize("between", [0.02, 0.5])
+@pytest.mark.parametrize(
+    ("compile", "after", "between"),
+    tiered(
+        [],
+        [("off", 0.0, 0.02), ("on", 0.5, 0.5)],
+        [("off", 0.0, 0.5), ("on", 0.5, 0.02), ("on", 3.0, 0.02), ("on", 3.0, 0.5)],
+    ),
+)
 def test_ctrl_c_twice_before_the_first_step_is_one_line(
     compile: str, after: float, between: float, tmp_path: Path
 ) -> None:

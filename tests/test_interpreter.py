@@ -15,13 +15,21 @@ HERE = Path(__file__).parent
 FILES = [*sorted(HERE.rglob("test_*_triton.py")), HERE / "ops" / "test_edges_long_conv.py"]
 # an elementwise kernel, and those of a matrix state
 FIRST = [HERE / "ops" / f"test_{name}_triton.py" for name in ("scan", "gate_loop_chunkwise")]
+OTHERS = [path for path in FILES if path not in FIRST]
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the cases run in their own files")
 # starting a process takes as long as several cases, so that files share processes
 @pytest.mark.parametrize(
     ("files", "tier"),
-    tiered([(FIRST, "not thorough")], [(files, "not nightly") for files in (FILES[::2], FILES[1::2])]),
+    tiered(
+        [(FIRST, "not thorough")],
+        [
+            (FIRST, "thorough and not nightly"),
+            *[(files, "not nightly") for files in (OTHERS[::2], OTHERS[1::2])],
+        ],
+        [(FILES, "nightly")],
+    ),
 )
 def test_kernels_in_the_interpreter(files, tier):
     pytest.importorskip("triton")

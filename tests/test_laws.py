@@ -51,7 +51,7 @@ from linrec.testing import (
 from linrec.trees import double
 from tests.mixers import variants
 from tests.ops.entries import canonical, runs
-from tests.tiers import thorough, tiered
+from tests.tiers import nightly, thorough, tiered
 
 # where torch has no rule for vmap, it repeats an operation
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -88,7 +88,7 @@ LONG_OF_MODES = {"attention": 1024}
 # the normaliser may come near zero within many steps: gradients of 130 lose the last digits of float32
 ILL_CONDITIONED = {("mlstm", "exponential")}
 
-every_mixer = pytest.mark.parametrize(("name", "variant"), variants.tiered())
+every_mixer = pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -104,7 +104,11 @@ def test_laws_of_mixers(name, variant):
 
 
 def compiled_mixers() -> list[Any]:
-    """Two variants of each mixer; in the first tier one of them all."""
+    """Two variants of each mixer; in the first tier one of them all.
+
+    An operator compiles in the same way for all its mixers. So one mixer of each family is traced, forward
+    and backward, and the others are followed line by line.
+    """
     first = variants.cases("attention")[:1]
     cases = [case for name in mixers.names() for case in variants.cases(name)[:2]]
     return tiered(first, variants.of_operators(), cases)
@@ -112,14 +116,24 @@ def compiled_mixers() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "variant"), compiled_mixers())
 def test_mixers_compile(name, variant):
-    compiler = TRACING if variants.cases(name)[0] == (name, variant) else FOLLOWING
+    compiler = TRACING if (name, variant) in variants.firsts_of_families() else FOLLOWING
     testing.check_compile(
         make(name, variant), torch.randn(3, 9, D_MODEL, generator=generator()), compiler=compiler
     )
 
 
-@pytest.mark.parametrize(("name", "variant"), tiered([], variants.of_operators(), variants.cases()))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def stable_mixers() -> list[Any]:
+    """Variants and dtypes; numbers of bfloat16 are as large as those of float32, and less exact."""
+    half, single = (
+        [(*case, dtype) for case in variants.cases()] for dtype in (torch.bfloat16, torch.float32)
+    )
+    further = [case for case in half if case[:2] in variants.of_operators()]
+    further += [case for case in single if case[:2] in variants.firsts_of_families()]
+    return tiered([], further, half + single)
+
+
+# `check_mixer` tries both dtypes on fewer steps, for every variant
+@pytest.mark.parametrize(("name", "variant", "dtype"), stable_mixers())
 def test_mixers_are_stable(name, variant, dtype):
     # further variants may form all pairs of steps
     long = LONG if (name, variant) in variants.cases(name)[:2] else 2048
@@ -132,7 +146,8 @@ def lengths_of_mixers() -> list[Any]:
     loops = {*variants.NONLINEAR, *variants.SEGMENTED}
     first = [(*case, 65) for case in variants.firsts_of_families() if case[0] not in loops]
     # operators have laws of their own, and variants of a mixer mostly call the same one
-    further = [(*case, time) for case in variants.of_operators() for time in (65, 1000)]
+    further = [(*case, 65) for case in variants.of_operators()]
+    further += [(*case, 1000) for case in variants.firsts_of_families()]
     return tiered(
         first, further, [(*case, time) for case in variants.cases() for time in (2, 63, 64, 65, 1000)]
     )
@@ -173,7 +188,7 @@ class Operator:
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
     # of what is kept, what fits x and the state
     fitted: Callable[..., dict[str, Any]] = lambda kept, x, state: kept
-    # options of a compiled call of six steps
+    # options of a compiled call of four or six steps
     compiled: dict[str, Any] = field(default_factory=dict)
     # steps over which the oracle can be followed: that of softmax attention keeps all pairs for autograd
     long: int = 1000
@@ -356,7 +371,7 @@ OPERATORS = {
         {"Elman": {}, "Elman, adjoint loop": {"gradient": "adjoint"}},
         ("x",),
         kept=("cell", "parameters", "gradient"),
-        compiled={"max_iterations": 8, "damping": 1e-8},
+        compiled={"max_iterations": 5, "damping": 1e-8},
         long=200,
     ),
     "nonlinear_scan with pairs": Operator(
@@ -365,7 +380,7 @@ OPERATORS = {
         {"pairs": {}},
         ("x",),
         kept=("cell", "parameters"),
-        compiled={"max_iterations": 8, "damping": 1e-8},
+        compiled={"max_iterations": 5, "damping": 1e-8},
         long=200,
     ),
     "gate_loop_attention": Operator(
@@ -443,13 +458,13 @@ def slower(listed: list[Any], slow: Callable[[Backend], bool]) -> list[Any]:
 
 
 def shortened(listed: list[Any], short: Callable[[Backend], bool], *, whole: bool = True) -> list[Any]:
-    """Add whether sequences are short; in the second tier they are not, unless `whole` is False."""
+    """Add whether sequences are short; nightly they are not, unless `whole` is False."""
     cases = []
     for case in listed:
         name, entry = case.values
         cases.append(pytest.param(name, entry, short(entry), marks=case.marks, id=case.id))
         if whole and short(entry):
-            marks = [*case.marks, thorough]
+            marks = [*case.marks, nightly]
             cases.append(pytest.param(name, entry, False, marks=marks, id=f"{case.id}-long"))
     return cases
 
@@ -625,7 +640,8 @@ def test_laws_of_operators(name, entry):
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "short"), shortened(slower(entries(differentiable=True), is_slow), is_unblocked)
+    ("name", "entry", "short"),
+    shortened(slower(entries(differentiable=True), is_slow), is_unblocked, whole=False),
 )
 def test_nothing_passes_a_reset(name, entry, short):
     if not takes_resets(name, entry):
@@ -658,11 +674,15 @@ def test_nothing_passes_a_reset_of_mixers(name, variant):
 
 
 def compiled_entries() -> list[Any]:
-    """Entries with gradients; in the first tier one of each of two operators."""
+    """Entries with gradients; in the first tier one of each of two operators.
+
+    A second entry of an operator, which runs the same recurrence, is nightly.
+    """
     listed, first = [], [scan, gate_loop]
     for case in entries(reference=False, differentiable=True):
         function = OPERATORS[case.values[0]].function
-        marks = [*case.marks, *([] if function in first else [thorough])]
+        later = nightly if " with " in case.values[0] else thorough
+        marks = [*case.marks, *([] if function in first else [later])]
         first = [other for other in first if other is not function]
         listed.append(pytest.param(*case.values, marks=marks, id=case.id))
     return listed
@@ -670,8 +690,10 @@ def compiled_entries() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "entry"), compiled_entries())
 def test_operators_compile(name, entry):
-    function, x = over_time(name, entry, 6, options=OPERATORS[name].compiled)
-    # a second entry of an operator runs the same recurrence, and a Kalman smoother takes a minute to trace
+    # an iteration is traced once for every step that it may take
+    time = 4 if is_iteration(entry) else 6
+    function, x = over_time(name, entry, time, options=OPERATORS[name].compiled)
+    # a Kalman smoother takes a minute to trace
     following = " with " in name or is_smoother(entry)
     testing.check_compile(function, x, compiler=FOLLOWING if following else TRACING)
 
@@ -703,13 +725,14 @@ def test_operators_are_stable(name, entry, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "short"), shortened(entries(reference=False, differentiable=True), lambda entry: True)
+    ("name", "entry", "short"),
+    shortened(slower(entries(reference=False, differentiable=True), is_iteration), lambda entry: True),
 )
 def test_derivatives_where_inputs_are_computed_from_each_other(name, entry, short):
     operator = OPERATORS[name]
     reset = {"reset": reset_mask(2, 9, rate=0.2)}
     for case in cases_of(name, entry)[:1] if short else cases_of(name, entry):
-        for options in [reset] if short else [{}, reset]:
+        for options in [reset] if short or case is not cases_of(name, entry)[0] else [{}, reset]:
             given = double(operator.inputs(9, **case) | operator.always), options
             given, options = testing.map_tree(lambda tensor: tensor.to(device_of(entry)), given)
             if takes(name, entry, given | options):

@@ -7,6 +7,7 @@ import pytest
 from tests import tiers
 from tests.mutations import MUTATIONS, ROOT, changed, source
 from tests.mutations.drawn import statements
+from tests.mutations.plugin import plain
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks.split(":")[0])
@@ -25,6 +26,12 @@ def test_drawn_mistakes_change_the_source_and_are_python():
     assert len(mistakes) > 30
     for mistake in mistakes:
         assert ast.dump(ast.parse(mistake.applied(text))) != ast.dump(ast.parse(text))
+
+
+def test_the_group_is_no_part_of_the_name_of_a_test():
+    assert plain("tests/test_a.py::test_b[1@2]") == "tests/test_a.py::test_b[1@2]"
+    assert plain("tests/test_a.py::test_b[1@2]@tests/test_a.py") == "tests/test_a.py::test_b[1@2]"
+    assert plain("tests/test_a.py::test_b@two processes") == "tests/test_a.py::test_b"
 
 
 def test_the_files_of_the_tiers_exist():

@@ -1,10 +1,20 @@
 """The tiers of the tests.
 
 `make test` runs every law once for each mixer and operator, where it can break. `make test-all` also runs
-the cases marked `thorough`: further variants, dtypes and lengths, and most tests that compile, export, start
-processes, make pages or run the models of other libraries, since each takes a second or more. Cases marked
-`nightly` run in `make test-nightly` alone. They repeat for a variant of a mixer what the other tiers check
-for another variant, or for a length what the laws of the operator check.
+the cases marked `thorough`: further dtypes, lengths and shapes, variants of another operator, and most tests
+that compile, export, start processes, make pages or run the models of other libraries, since each takes a
+second or more. Cases marked `nightly` run in `make test-nightly` alone. They take long, and repeat a check
+that the other tiers make on another case:
+
+- laws and interface for the further variants of a mixer. The second tier compares their numbers with goldens;
+- export, and stability in float32, for a mixer whose operator is checked with another mixer;
+- Triton kernels in the interpreter for further shapes of gates, precisions and numbers of programs;
+- mixers at lengths around the chunks of their operator. The laws of the operator have these lengths;
+- generation and evaluation of models that differ in the mixer alone;
+- interrupts of a program at further times, and jobs side by side, which start Ray.
+
+`torch.compile` follows the lines of every mixer in the second tier, and traces one mixer of each family. A
+plain `pytest` on a file runs the cases of all tiers.
 """
 
 from collections.abc import Iterable
@@ -21,6 +31,8 @@ SECOND = (
     "src/linrec/lab",
     "tests/convert",
     "tests/docs/test_maths.py",
+    "tests/docs/test_pages.py",
+    "tests/docs/test_site.py",
     "tests/hf",
     "tests/lab/bench",
     "tests/lab/distillation",
@@ -28,6 +40,7 @@ SECOND = (
     "tests/lab/inspection",
     "tests/lab/publishing",
     "tests/lab/report",
+    "tests/lab/streams",
     "tests/lab/tasks",
     "tests/lab/train/test_carried.py",
     "tests/perf",
@@ -43,7 +56,6 @@ SECOND = (
 FIRST = (
     "src/linrec/lab/report/scores.py",
     "tests/convert/test_mamba2.py",
-    "tests/convert/test_released.py",
     "tests/hf/test_cache.py",
     "tests/lab/bench/test_jobs.py",
     "tests/lab/report/test_scores.py",

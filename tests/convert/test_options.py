@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from linrec.convert import ConversionError, Options, from_hugging_face, model_types
 from linrec.testing import generator
@@ -42,7 +43,7 @@ MAMBA_IDLE = (
     "rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_min time_step_scale "
     "time_step_init_scheme use_mambapy use_associative_scan"
 )
-TIME = 11
+TOKENS = torch.randint(11, (2, 11), generator=generator())
 
 
 class Case(NamedTuple):
@@ -242,24 +243,23 @@ def others(name: str, value: Any) -> Iterator[Any]:
         yield from (3, 0.5)
 
 
-def outcome(case: Case, folder: Path, idle: set[str], base: Any, option: str, value: Any) -> str:
+def outcome(
+    case: Case, folder: Path, idle: set[str], base: Any, before: Tensor, option: str, value: Any
+) -> str:
     """Return what becomes of a model with another value of an option; raise if it is a wrong conversion."""
-    tokens = torch.randint(11, (2, TIME), generator=generator())
     try:
         config = case.configured(**{option: value})
         model = case.model(config)
         with torch.no_grad():
-            expected = model(tokens, use_cache=False).logits
+            expected = model(TOKENS, use_cache=False).logits
     except Exception:
         # a value that transformers does not take
         return "invalid"
-    with torch.no_grad():
-        before = base(tokens, use_cache=False).logits
     if option in idle:
         # drawn in another way
         model.load_state_dict(base.state_dict())
         with torch.no_grad():
-            expected = model(tokens, use_cache=False).logits
+            expected = model(TOKENS, use_cache=False).logits
         torch.testing.assert_close(expected, before, rtol=1e-4, atol=1e-4, msg=f"{option} = {value}")
         return "idle"
     model.save_pretrained(folder)
@@ -268,7 +268,7 @@ def outcome(case: Case, folder: Path, idle: set[str], base: Any, option: str, va
     except ConversionError:
         return "refused"
     with torch.no_grad():
-        error = (ours(tokens)[0] - expected).abs().max() / expected.abs().max()
+        error = (ours(TOKENS)[0] - expected).abs().max() / expected.abs().max()
     assert error < 1e-3, f"{option} = {value}: logits off by {error:.1e}"
     return "same" if torch.equal(expected, before) else "converted"
 
@@ -280,8 +280,10 @@ def test_a_model_with_another_option_is_converted_or_refused(name: str, tmp_path
     idle = IDLE | set(case.idle.split())
     options = fields(case.configured())
     base = case.model(case.configured())
+    with torch.no_grad():
+        before = base(TOKENS, use_cache=False).logits
     found = {
-        (option, str(value)): outcome(case, tmp_path / f"{option}{place}", idle, base, option, value)
+        (option, str(value)): outcome(case, tmp_path / f"{option}{place}", idle, base, before, option, value)
         # options that the configuration does not have by itself
         for option, current in (options | {"partial_rotary_factor": None, "rope_scaling": None}).items()
         if option != "vocab_size"

@@ -7,7 +7,7 @@ from linrec.generation import generate, pad_prompts, steps, stream
 from linrec.generation.state import named
 from linrec.testing import assert_agree
 from linrec.trees import leaves
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 from .models import MIXERS, build, prompt
 
@@ -40,7 +40,7 @@ def little_room(monkeypatch):
 
 @thorough
 @pytest.mark.parametrize("name", CACHES)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", tiered([True], rare=[False]))
 def test_steps_with_room_are_the_steps(name, padded):
     model = model_of(name)
     # the newest token of the first sequence begins a document

@@ -13,7 +13,7 @@ from tests.tiers import tiered
 
 from .models import FIRST, MIXERS, build, prompt
 
-every_mixer = pytest.mark.parametrize("name", tiered(FIRST, MIXERS))
+every_mixer = pytest.mark.parametrize("name", tiered(FIRST, rare=MIXERS))
 
 
 @every_mixer

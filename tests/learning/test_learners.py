@@ -13,7 +13,7 @@ from linrec.learning import build_learner
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.trees import leaves
 from tests.markdown import ROOT
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 ELEMENTWISE = [
     ("lru", {}),
@@ -86,7 +86,7 @@ def assert_equal(found, expected, names=None, tolerance=1e-10):
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
-@pytest.mark.parametrize("pieces", [0, 16])
+@pytest.mark.parametrize("pieces", tiered([16], [0]))
 @pytest.mark.parametrize("name, arguments", ELEMENTWISE)
 def test_elementwise_rtrl_is_autograd_of_the_whole_stream(name, arguments, pieces):
     mixer = mixer_of(name, **arguments)
@@ -131,7 +131,7 @@ def test_the_last_recurrent_layer_of_a_stack_is_exact(name, credit):
         assert_equal(found, whole, ["blocks.0.channel_mixing.up.weight"], tolerance=1e-6)
 
 
-@pytest.mark.parametrize("name", ["lru", "min_gru", "rg_lru", "hgru", "gate_loop"])
+@pytest.mark.parametrize("name", tiered(["lru", "gate_loop"], ["min_gru", "rg_lru", "hgru"]))
 def test_with_spatial_credit_a_chunk_is_its_steps(name):
     model, given = stack_of(name, layers=3), tokens(steps=20)
     by_steps = learnt(build_learner("rtrl", model, credit="spatial"), *given, 0)
@@ -174,7 +174,7 @@ def test_tbptt_is_its_definition():
 
 
 @pytest.mark.parametrize("mode", ["full", "full_rec", "1truncated", "spatial", "reservoir"])
-@pytest.mark.parametrize("pieces", [0, 16])
+@pytest.mark.parametrize("pieces", tiered([16], [0]))
 def test_modes_of_online_lru_are_their_definition(mode, pieces):
     model, (x, y, reset) = stack_of("lru", channel_mixing="none"), tokens(rows=1)
     found = learnt(build_learner("online_lru", model, mode=mode), x, y, reset, pieces)

@@ -125,7 +125,7 @@ OTHER_MATRICES = {
 }
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+@pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 def test_what_muon_takes_for_a_matrix_maps_vectors(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     groups = groups_of(mixer)
@@ -157,7 +157,7 @@ class OnTheDevice(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+@pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
     # on the CPU alone, the values of beta and of steps are looked at
     for checks in ("nn.mixer", "ops.delta_rule", "ops.core.checks", "hippo.discretization"):
@@ -176,7 +176,7 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
         y.sum().backward()
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+@pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     _, state = mixer(torch.randn(2, 50, 4))
@@ -184,7 +184,7 @@ def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, tuple(tensor.shape)
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+@pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 def test_a_state_that_does_not_grow_has_one_size_after_some_steps(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     sizes, state = [], None
@@ -213,7 +213,7 @@ def test_a_state_grows_without_a_window(name, arguments):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("name", "variant"), variants.tiered())
+@pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name, variant, dtype):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant)).to(dtype)
     y, state = mixer(torch.randn(2, TIME, 4, dtype=dtype))
@@ -329,7 +329,9 @@ def test_a_mixer_whose_equations_read_the_start_has_to_define_it():
 DERIVED = [name for name in mixers.names() if mixers.get(name).init_state is mixers.Mixer.init_state]
 
 
-@pytest.mark.parametrize("name", tiered(["delta_net"], [name for name in DERIVED if name != "delta_net"]))
+@pytest.mark.parametrize(
+    "name", tiered(["delta_net"], [name for name in DERIVED if name in variants.OF_FAMILIES], DERIVED)
+)
 def test_a_compiled_program_starts_states_of_a_mixer_that_has_started_none(name):
     mixer = mixers.build(name, 4).bfloat16()
     torch._dynamo.reset()

@@ -51,7 +51,7 @@ def step_by_step(mixer: nn.Module, names: tuple[str, ...], x: torch.Tensor, dt: 
     return torch.cat(outputs), torch.cat(last)
 
 
-@pytest.mark.parametrize(("name", "variant"), [case for name in LOG_STEPS for case in variants.cases(name)])
+@pytest.mark.parametrize(("name", "variant"), variants.tiered(*LOG_STEPS))
 def test_a_step_of_dt_is_a_regular_step_with_longer_step_sizes(name, variant):
     mixer = make(name, variant).double()
     x, dt = inputs().requires_grad_(), times().requires_grad_()
@@ -98,7 +98,7 @@ def test_a_convolution_refuses_times():
 
 
 @thorough
-@pytest.mark.parametrize("name", tiered(["s5"], [name for name in TAKE if name != "s5"]))
+@pytest.mark.parametrize("name", tiered(["s5"], rare=TAKE))
 def test_times_compile(name):
     mixer = make(*variants.cases(name)[0])
 

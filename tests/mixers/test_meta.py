@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linrec import mixers
+from tests.tiers import tiered
 
 from . import variants
 
@@ -37,6 +38,8 @@ def declared(x: Any, device: str) -> Any:
     return [declared(part, device) for part in x] if isinstance(x, (tuple, list)) else x
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.of_families())
+@pytest.mark.parametrize(
+    ("name", "variant"), tiered(variants.firsts_of_families(), rare=variants.of_operators())
+)
 def test_shapes_and_dtypes_on_meta_are_those_on_a_cpu(name, variant):
     assert outcomes(name, variant, "meta") == outcomes(name, variant, "cpu")

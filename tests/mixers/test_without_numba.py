@@ -12,6 +12,7 @@ from linrec.ops.core import backends
 from linrec.ops.core.call import Call, handling, recording
 from linrec.testing import assert_agree, generator, reset_mask
 from tests.mixers import variants
+from tests.tiers import tiered
 
 D_MODEL = 4
 # more than a chunk of torch's chunkwise modes, whose states are carried
@@ -42,7 +43,9 @@ def outcome(mixer: mixers.Mixer, x: Tensor) -> dict[str, Any]:
     return {"y": y, "following": following, "gradients": gradients}
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.of_families())
+@pytest.mark.parametrize(
+    ("name", "variant"), tiered(variants.firsts_of_families(), rare=variants.of_operators())
+)
 def test_torch_agrees_with_the_references(name, variant, without_numba):
     torch.manual_seed(0)
     mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double()

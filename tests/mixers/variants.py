@@ -1,5 +1,6 @@
 """Arguments under which the laws are checked, by mixer; a mixer that is not listed runs with its defaults."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -948,6 +949,22 @@ def tiered(*names: str) -> list[Any]:
         for name in names or mixers.names()
         for place, (_, variant) in enumerate(cases(name))
     ]
+
+
+def one_of_operators(names: Iterable[str]) -> list[str]:
+    """Return of these mixers one for each operator, and those of `OF_FAMILIES`."""
+    ordered = sorted(names, key=lambda name: name not in OF_FAMILIES)
+    found = {mixers.get(name).recurrence: name for name in reversed(ordered)}.values()
+    return [name for name in ordered if name in OF_FAMILIES or name in found]
+
+
+def of_mixers() -> list[Any]:
+    """Return `cases` as parameters of a test of a promise that every mixer has to keep.
+
+    The first tier has the first variant of every mixer, and the second tier the variants that call another
+    operator. The others are nightly, since goldens of the second tier compare the numbers of all variants.
+    """
+    return tiers.tiered([cases(name)[0] for name in mixers.names()], of_operators(), cases())
 
 
 OF_FAMILIES = (

@@ -119,7 +119,8 @@ class TestLaws:
     def test_compile(self):
         x = torch.randn(2, 4, 8, generator=generator())
         function = partial(self.on_embeddings, model=make(replace(HYBRID, n_layers=3)))
-        check_compile(function, x, compiler="aot_eager_default_partitioner")
+        # what a compiler makes of each layer is looked at alone
+        check_compile(function, x, compiler="eager")
 
 
 def test_layers_of_a_kind_share_among_themselves_and_places_count_all_kinds():

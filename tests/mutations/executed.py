@@ -14,8 +14,8 @@ from typing import NamedTuple
 RUNS: dict[str, tuple[str, ...]] = {
     "first": ("-m", "not thorough"),
     "kernels": ("-m", "not thorough"),
-    "second": ("-m", "thorough"),
-    "second kernels": ("-m", "thorough"),
+    "second": ("-m", "thorough and not nightly"),
+    "second kernels": ("-m", "thorough and not nightly"),
 }
 """The runs of pytest that a record is made of: the two tiers, and in each the tests of Triton's kernels."""
 

@@ -36,6 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
+def plain(name: str) -> str:
+    """Return the name of a test without the group that xdist adds to it."""
+    return name.rpartition("@")[0] if name.rfind("@") > name.rfind("]") else name
+
+
 class _Lines:
     """Write the lines of `linrec` that each test executes, in a file of coverage.py per process."""
 
@@ -54,7 +59,7 @@ class _Lines:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        self.coverage.switch_context(item.nodeid)
+        self.coverage.switch_context(plain(item.nodeid))
         result = yield
         self.coverage.switch_context("")
         return result
@@ -73,9 +78,9 @@ class _Seconds:
         self.left_out: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
+        self.seconds[plain(report.nodeid)] += report.duration
         if not report.passed:
-            self.left_out.add(report.nodeid)
+            self.left_out.add(plain(report.nodeid))
 
     def pytest_unconfigure(self) -> None:
         passed = {name: round(s, 3) for name, s in self.seconds.items() if name not in self.left_out}

@@ -10,7 +10,7 @@ from linrec.ops import gate_loop
 from linrec.ops.gate_loop import max_headed
 from linrec.ops.kernels.launch import Tiling
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
-from tests.tiers import thorough, tiered
+from tests.tiers import nightly, thorough, tiered
 
 from .triton_process import (
     DEVICE,
@@ -66,7 +66,7 @@ def test_nothing_passes_a_reset():
 
 @on_either
 @narrow
-@pytest.mark.parametrize("time", tiered([1, 17], [2, 16, 65]))
+@pytest.mark.parametrize("time", tiered([1, 17], rare=[2, 16, 65]))
 def test_lengths_around_tiles(time):
     agree(2, time, 3)
     agree(1, time, 2, phase=None, options={"reset": reset_mask(1, time, rate=0.2, device=DEVICE)})
@@ -75,7 +75,7 @@ def test_lengths_around_tiles(time):
 @thorough
 @on_either
 @small
-@pytest.mark.parametrize(("log_decay", "phase"), tiered(SOME_GATES, EVERY_GATE))
+@pytest.mark.parametrize(("log_decay", "phase"), tiered(SOME_GATES, rare=EVERY_GATE))
 def test_every_shape_of_the_gates(log_decay, phase):
     reset = reset_mask(2, 10, rate=0.1, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
@@ -85,7 +85,7 @@ def test_every_shape_of_the_gates(log_decay, phase):
 @thorough
 @on_either
 @small
-@pytest.mark.parametrize("dtype", tiered([torch.bfloat16], [torch.float64, torch.float16]))
+@pytest.mark.parametrize("dtype", tiered([torch.bfloat16], rare=[torch.float64, torch.float16]))
 @pytest.mark.parametrize("phase", [None, "bthk"])
 def test_dtypes(dtype, phase):
     agree(2, 10, 2, dtype=dtype, phase=phase)
@@ -99,7 +99,7 @@ def test_more_heads_than_one_program_has():
 
 @thorough
 @on_either
-@pytest.mark.parametrize("phase", [None, "bth"])
+@pytest.mark.parametrize("phase", tiered(["bth"], rare=[None]))
 def test_groups_of_tiles(phase, monkeypatch):
     # a chain of ten tiles, groups of two, supergroups of four
     tiling = Tiling(pieces=2, rows=2, columns=4, vector=2, group=2, groups=2, warps=1)
@@ -156,7 +156,7 @@ def test_empty_axes(shape):
     assert y.shape == (*shape, 1) and state.shape == (shape[0], shape[2], 1, 1)
 
 
-@thorough
+@nightly
 @on_either
 @small
 def test_gradients_are_finite_differences():

@@ -39,7 +39,9 @@ def test_lengths_around_chunks(time, monkeypatch):
         agree(2, time, 2, 3, 5, log_decay=log_decay)
 
 
+# on one worker: Numba takes ten seconds for kernels of several threads, once
 @thorough
+@pytest.mark.xdist_group("matrices on threads")
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
 def test_value_channels_on_threads(rows, monkeypatch):
     # as if the machine had four threads: blocks of value channels, of which the last one is narrower

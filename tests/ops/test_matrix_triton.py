@@ -96,7 +96,7 @@ def turning(*size, q_is_complex=True, k_is_complex=True, **gates):
 
 
 @on_either
-@pytest.mark.parametrize(("log_decay", "phase", "parts"), tiered(PHASES, EVERY_PHASE))
+@pytest.mark.parametrize(("log_decay", "phase", "parts"), tiered(PHASES, rare=EVERY_PHASE))
 @pytest.mark.parametrize("time", tiered([3], [1]))
 def test_complex_numbers(log_decay, phase, parts, time):
     q_is_complex, k_is_complex = parts

@@ -17,7 +17,7 @@ from linrec.testing import (
     reset_mask,
     scan_inputs,
 )
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 ON_CPU = [pair for pair in scan.operator.pairs if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
@@ -102,7 +102,7 @@ def test_a_broadcasts(mode, backend, shape):
 
 
 @every_fast_pair
-@pytest.mark.parametrize("real", ["a", "x", "state", "a, state", "x, state", "a, x"])
+@pytest.mark.parametrize("real", tiered(["a", "x", "state"], ["a, state", "x, state", "a, x"]))
 def test_real_and_complex_mix(mode, backend, real):
     inputs = scan_inputs(2, 20, 3, dtype=torch.complex128)
     # contiguous: as_strided gradients of a real view would be another test

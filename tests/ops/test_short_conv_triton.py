@@ -36,8 +36,8 @@ def agree(*shape, dtype=torch.float32, options=None, **arguments):
 
 @on_either
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("time", tiered([1, 30], [5, 8, 9]))
-@pytest.mark.parametrize("width", tiered([4], [1, 2, 8]))
+@pytest.mark.parametrize("time", tiered([1, 30], [9], [5, 8]))
+@pytest.mark.parametrize("width", tiered([4], [1], [2, 8]))
 def test_lengths_around_tiles(time, width):
     agree(2, time, 3, width, options={"silu": True})
     reset = reset_mask(2, time, rate=0.2, device=DEVICE)

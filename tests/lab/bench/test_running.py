@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import importlib.util
 import json
 import os
 import re
@@ -30,7 +29,7 @@ from linrec.lab.bench.worker import _main, run_job, stop_without
 from linrec.lab.report.records import read_table
 from linrec.lab.train import ConfigError, InterruptedRunError, load_run
 from linrec.lab.train.progress import Interrupt
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 OWN = f"{__package__}.own_mixers"
 TINY = Entry(
@@ -147,9 +146,11 @@ def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, mes
 
 
 @thorough
-def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
-    # side by side where there is Ray; one after another they are run by the examples of docs/bench.md too
-    workers = 2 if importlib.util.find_spec("ray") else 1
+# side by side they need Ray, whose own processes take a quarter of a minute
+@pytest.mark.parametrize("workers", tiered([1], rare=[2]))
+def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path, workers):
+    if workers > 1:
+        pytest.importorskip("ray")
     folders = [folder_of(f"{OWN}:Killed"), folder_of("lru")]
     ended = []
     run_jobs(folders, workers=workers, ended=ended.append)
@@ -254,8 +255,8 @@ def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monke
         watch.start()
         watch.join(0.1)
         assert watch.is_alive() and not interrupt.requested
-        # as if that one were no more
-        monkeypatch.setattr("os.getppid", lambda: 1)
+        # as if that one were no more, also where it is the first process, as in a background job
+        monkeypatch.setattr("os.getppid", lambda: -1)
         watch.join()
         assert interrupt.requested
 

@@ -13,8 +13,8 @@ from linrec.lab.evaluation import perplexity as module
 from linrec.lab.tasks import TokenSplit
 from linrec.models import LanguageModel
 from linrec.testing import assert_agree
-from tests.generation.models import MIXERS, VOCAB, build
-from tests.tiers import thorough
+from tests.generation.models import FIRST, MIXERS, VOCAB, build
+from tests.tiers import nightly, thorough
 
 N = 100
 # for every mixer: its steps take their time. Windows longer than a chunk are the business of the laws
@@ -34,7 +34,7 @@ every_mixer = pytest.mark.parametrize(
             id=f"{name}-{'documents' if documents else 'stream'}",
             marks=[
                 pytest.mark.xdist_group(f"perplexity of {name}"),
-                *([] if name in STATES else [thorough]),
+                *([] if name in STATES else [thorough] if name in FIRST else [nightly]),
             ],
         )
         for name in MIXERS

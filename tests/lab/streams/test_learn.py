@@ -87,20 +87,20 @@ def stamp(folder):
 
 @thorough
 def test_a_run_that_is_killed_at_any_time_goes_on_with_the_same_bits(tmp_path):
-    options = "learn delay-copy --stream-args every=200 --d-model 8 --window 100 --checkpoint-every 150"
-    steps = ["--steps", "8000"]
+    options = "learn delay-copy --stream-args every=200 --d-model 8 --window 100 --checkpoint-every 100"
+    steps = ["--steps", "5000"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run([*options.split(), *steps, "--out", str(whole)]) == 0
     words, rest = [*options.split(), *steps, "--out", str(killed)], ["learn", "--resume", str(killed), *steps]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for kills in range(3):
+    for kills in range(2):
         written = stamp(killed)
         command = [sys.executable, "-m", "linrec", *(rest if kills else words)]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         # soon after a checkpoint of its own
         while stamp(killed) in (None, written) and process.poll() is None:
             time.sleep(0.005)
-        time.sleep(0.05 * kills)
+        time.sleep(0.1 * kills)
         process.kill()
         # the first process cannot have ended: it has written one checkpoint of fifty
         assert process.wait() == -signal.SIGKILL or kills

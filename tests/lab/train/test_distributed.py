@@ -43,7 +43,7 @@ from linrec.lab.train.checkpoint import CURRENT
 from linrec.lab.train.fabric import make_fabric
 from linrec.lab.train.step import train_step
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 from .test_checkpoint import full_disk, truncate
 from .test_resume import assert_same_run, without_times
@@ -329,9 +329,8 @@ def torchrun(folder: Path, strategy: str) -> Iterator[tuple[subprocess.Popen[str
         yield process, process.stdout.readline()
 
 
-@thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", tiered([], [1], [0]))
 def test_a_killed_process_is_one_line_with_the_way_to_continue(rank: int, tmp_path: Path) -> None:
     with torchrun(tmp_path, "ddp") as (process, _):
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():

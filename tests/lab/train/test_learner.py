@@ -33,7 +33,7 @@ from linrec.models import (
     SequenceClassifierConfig,
 )
 from linrec.trees import leaves
-from tests.tiers import tiered
+from tests.tiers import thorough, tiered
 
 from .conftest import LOOP
 from .test_carried import batches_of, carrying
@@ -233,7 +233,7 @@ RESUMED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mixer", "options"), tiered(RESUMED[:2], RESUMED[2:]))
+@pytest.mark.parametrize(("name", "mixer", "options"), tiered(RESUMED[:1], RESUMED[1:]))
 def test_a_run_resumes_with_the_memory_to_the_bit(
     name: str, mixer: str, options: dict[str, Any], tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -253,6 +253,7 @@ def test_a_run_resumes_with_the_memory_to_the_bit(
         assert_same_run(straight, folder)
 
 
+@thorough
 def test_the_memory_matters_to_a_resumed_run(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +275,7 @@ def test_the_memory_matters_to_a_resumed_run(
         assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
 
+@thorough
 def test_independent_sequences_resume_to_the_bit(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(checkpoint_every=3)
     model = dataclasses.replace(config.model, mixer="lru", mixer_args={})
