@@ -308,8 +308,14 @@ def mixer_literal(names: Sequence[str] = tuple(mixers.names())) -> str:
 
 def mixer_imports() -> str:
     """Return the imports of the classes of all mixers."""
-    named = [(name, mixers.get(name).__name__) for name in mixers.names()]
-    return "".join(f"    from linrec.mixers.{file} import {name} as {name}\n" for file, name in named)
+    lines = []
+    for file in mixers.names():
+        name = mixers.get(file).__name__
+        line = f"    from linrec.mixers.{file} import {name} as {name}\n"
+        if len(line.rstrip()) > 110:
+            line = f"    from linrec.mixers.{file} import (\n        {name} as {name},\n    )\n"
+        lines.append(line)
+    return "".join(lines)
 
 
 def coverage() -> str:

@@ -92,7 +92,9 @@ if TYPE_CHECKING:
     from linrec.mixers.on_lstm import OnLSTM as OnLSTM
     from linrec.mixers.qrnn import QRNN as QRNN
     from linrec.mixers.r_transformer import RTransformer as RTransformer
-    from linrec.mixers.recurrent_attention_network import RecurrentAttentionNetwork as RecurrentAttentionNetwork
+    from linrec.mixers.recurrent_attention_network import (
+        RecurrentAttentionNetwork as RecurrentAttentionNetwork,
+    )
     from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet as RecurrentDeltaNet
     from linrec.mixers.reformer import Reformer as Reformer
     from linrec.mixers.relit import ReLiT as ReLiT

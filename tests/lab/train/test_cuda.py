@@ -20,9 +20,9 @@ from linrec.lab.train import (
 )
 from linrec.lab.train.fabric import deterministic, make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
-from linrec.lab.train.step import EAGER_STEPS, CapturedStep, Objective, reads_values, train_step
+from linrec.lab.train.step import Objective, reads_values, train_step
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
-from linrec.models.compilation import compiling
+from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling
 
 from .test_carried import carrying
 from .test_regression import ADDING, config_of
