@@ -48,7 +48,7 @@ class TransformerLSMemory(NamedTuple):
 
 
 class TransformerLS(SegmentMixer):
-    """y = [softmax of scores with a window and with compressed chunks] [LN_W(V) | V~] W_o.
+    """Attend by one softmax to the steps of a window and to rows that compress the chunks before them.
 
     The state does not grow: keys and values of a window, r rows for each of the last `n_chunks` chunks, and
     the steps of an unfinished chunk. A step in the window may be in a compressed chunk too. Chunks begin at
