@@ -25,9 +25,9 @@ CACHES = {
 def model_of(name, **config):
     mixer = ("gate_loop", "attention") if "and attention" in name else "attention"
     options = dict(CACHES[name])
-    window = {"window": options.pop("window")} if "window" in options else {}
+    arguments = {key: options.pop(key) for key in ("window", "positions") if key in options}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MIXERS, name, (mixer, window))
+        patch.setitem(MIXERS, name, (mixer, arguments))
         return build(name, **options, **config)
 
 

@@ -107,7 +107,7 @@ def test_a_mixer_has_the_name_of_its_class(name):
         ("xLSTM", "'mlstm', 'slstm' or 'xlstm_7b'"),
         ("rwkv", "'rwkv4', 'rwkv5' or 'rwkv6'"),
         ("performer", "'linear_attention(feature_map=\"performer\")'"),
-        ("preformer", "'linear_attention(feature_map=\"performer\")'"),
+        ("perfomer", "'linear_attention(feature_map=\"performer\")'"),
         ("GAU", "'flash_gau(linear=False)'"),
         ("memformer", "'MemoryConfig(kind=\"memformer\")'"),
         ("TTM", "'MemoryConfig(kind=\"token_turing_machine\")'"),

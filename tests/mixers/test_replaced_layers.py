@@ -36,7 +36,9 @@ MODELS: dict[str, dict[str, Any]] = {
 OF_MODELS = [
     pytest.param("model", kind, marks=[thorough] if place % 4 else []) for place, kind in enumerate(MODELS)
 ]
-each = pytest.mark.parametrize(("name", "variant"), [*variants.of_families(), *OF_MODELS])
+# FNet has no layers
+WITH_LAYERS = [case for case in variants.of_families() if case.values[0] != "fnet"]
+each = pytest.mark.parametrize(("name", "variant"), [*WITH_LAYERS, *OF_MODELS])
 
 
 def make(name: str, variant: str) -> tuple[nn.Module, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
 from linrec.nn.norms import LayerNorm
+from linrec.nn.parameters import tensor_options
 from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.segment_mixer import SegmentMixer, Steps, joined, last_steps
 from linrec.nn.segments import Detach, Sight
@@ -47,7 +48,7 @@ class TransformerLSMemory(NamedTuple):
 
 
 class TransformerLS(SegmentMixer):
-    """y = [softmax of scores with a window and with compressed chunks] [LN_W(V) | V~] W_o.
+    """Attend by one softmax to the steps of a window and to rows that compress the chunks before them.
 
     The state does not grow: keys and values of a window, r rows for each of the last `n_chunks` chunks, and
     the steps of an unfinished chunk. A step in the window may be in a compressed chunk too. Chunks begin at
@@ -136,7 +137,7 @@ class TransformerLS(SegmentMixer):
         rows, keys = memory.rows.shape[1], near.shape[1]
         u, w = (bias.to(q.dtype) for bias in self.biases())
         distance = torch.arange(rows - 1, -1, -1, device=x.device)
-        r = self.row_distance(sinusoids(distance, self.d_model, self.row_distance.weight.dtype))
+        r = self.row_distance(sinusoids(distance, self.d_model, tensor_options(self.row_distance)["dtype"]))
         of_rows = torch.einsum("bthd,chd->bhtc", q, r.unflatten(-1, self.heads).to(q.dtype))
         # `distance` divides by sqrt(d_head), as q is already divided
         of_steps = self.distance((q + w) * self.heads[1] ** 0.5, keys)[..., :keys]
