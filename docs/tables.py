@@ -53,6 +53,8 @@ README = ROOT / "README.md"
 LISTING = ROOT / "src/linrec/cli/listing.json"
 FILLED = (README, ROOT / "src/linrec/mixers/__init__.py", ROOT / "src/linrec/literals.py")
 Pairs: TypeAlias = Sequence[Pair]
+# of this project's Python
+WIDEST_LINE = 110
 # of the mixers whose state is counted
 WIDTH = 64
 # in Python, the place is two comments
@@ -308,13 +310,13 @@ def mixer_literal(names: Sequence[str] = tuple(mixers.names())) -> str:
 
 def mixer_imports() -> str:
     """Return the imports of the classes of all mixers."""
+    named = [(name, mixers.get(name).__name__) for name in mixers.names()]
     lines = []
-    for file in mixers.names():
-        name = mixers.get(file).__name__
-        line = f"    from linrec.mixers.{file} import {name} as {name}\n"
-        if len(line.rstrip()) > 110:
-            line = f"    from linrec.mixers.{file} import (\n        {name} as {name},\n    )\n"
-        lines.append(line)
+    for file, name in named:
+        start, names = f"    from linrec.mixers.{file} import", f"{name} as {name}"
+        line = f"{start} {names}\n"
+        # as ruff formats it
+        lines.append(line if len(line) <= WIDEST_LINE + 1 else f"{start} (\n        {names},\n    )\n")
     return "".join(lines)
 
 
