@@ -113,7 +113,7 @@ class Reformer(Mixer):
         )
         require(
             duplicates or chunk_size is None,
-            "`duplicates` must be True with `chunk_size`, because a round of chunks does not know the pairs of "
+            "`duplicates` must be True with `chunk_size`, because rounds of chunks do not know the pairs of "
             f"other rounds; got False and `chunk_size` = {chunk_size}. Leave out one of them.",
         )
         self.heads = h, d = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
