@@ -20,7 +20,10 @@ def inputs(time: int = TIME) -> torch.Tensor:
 
 
 def by_hand(mixer: Reformer, x: torch.Tensor, rounds: int) -> torch.Tensor:
-    """The paper's sum over rounds, each a softmax of its own buckets, weighed by its normaliser."""
+    """A sum over rounds, each a softmax of its own buckets, weighed by its normaliser.
+
+    Without duplicates a round leaves out pairs of steps that an earlier round had.
+    """
     outputs = torch.zeros_like(x)
     for b in range(len(x)):
         q, v = (layer(x[b]).unflatten(-1, (H, -1)) for layer in (mixer.q, mixer.v))
@@ -33,9 +36,10 @@ def by_hand(mixer: Reformer, x: torch.Tensor, rounds: int) -> torch.Tensor:
                 ]
                 total, weights = torch.zeros(D // H, dtype=x.dtype), 0.0
                 seen = range(i) if mixer.causal else [j for j in range(x.shape[1]) if j != i]
-                for code in codes:
+                for r, code in enumerate(codes):
                     for j in seen:
-                        if code[j] == code[i]:
+                        had = not mixer.duplicates and any(c[j] == c[i] for c in codes[:r])
+                        if code[j] == code[i] and not had:
                             weight = (q[i, h] @ q[j, h] / (q[j, h].square().sum() + 4e-6).sqrt()).exp()
                             total, weights = total + weight * v[j, h], weights + weight
                 # nothing but itself
@@ -45,11 +49,19 @@ def by_hand(mixer: Reformer, x: torch.Tensor, rounds: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize(("rounds", "duplicates"), [(1, True), (3, True), (3, False)])
 @torch.no_grad()
-def test_the_layer_is_a_sum_over_rounds(rounds, causal):
-    mixer, x = make(n_hashes=rounds, causal=causal), inputs()
+def test_the_layer_is_a_sum_over_rounds(rounds, duplicates, causal):
+    mixer, x = make(n_hashes=rounds, duplicates=duplicates, causal=causal), inputs()
     assert_agree(mixer(x)[0], by_hand(mixer, x, rounds))
+
+
+@torch.no_grad()
+def test_without_duplicates_equal_rounds_are_a_single_round():
+    many, single = make(n_hashes=3, duplicates=False), make(n_hashes=1)
+    single.load_state_dict(many.state_dict() | {"G": many.G[:, :, :1]})
+    many.G[:, :, 1:] = many.G[:, :, :1]
+    assert_agree(many(inputs())[0], single(inputs())[0])
 
 
 @torch.no_grad()
@@ -101,6 +113,7 @@ def test_parameters_and_rotations():
         ({"n_buckets": 3}, "`n_buckets` must be even, at least 2: each rotation has two signs; got 3"),
         ({"n_hashes": 0}, "`n_hashes` must be at least 1; got 0"),
         ({"chunk_size": 0}, "`chunk_size` must be at least 1; got 0"),
+        ({"chunk_size": 4, "duplicates": False}, "`duplicates` must be True with `chunk_size`"),
     ],
 )
 def test_errors(arguments, words):

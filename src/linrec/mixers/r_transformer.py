@@ -61,7 +61,7 @@ class RTransformer(Mixer):
         rnn_args: keyword arguments of that mixer.
         n_heads: heads of the attention. None is the largest number that divides `d_model` and leaves at least
             64 channels to each head, or 1.
-        positions: of the attention, "none" or "rotary".
+        positions: of the attention, "none", "rotary" or "alibi".
         bias: whether the projections of the attention have biases.
         norm: norm of each sublayer's input, "layer", "rms" or "none".
         norm_eps: epsilon of the norms.

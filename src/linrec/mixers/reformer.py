@@ -6,8 +6,9 @@
     o_i = sum_{j in P_i} n_ij exp(q_i . k_j) v_j / sum_{j in P_i} n_ij exp(q_i . k_j)
     y = [o of all heads] W_o
 
-x input, G_r random rotations of round r, n_ij the rounds in which i and j share a bucket: the paper's sum of
-rounds, each weighed by its own normaliser. A step attends to itself only where there is no other step.
+x input, G_r random rotations of round r, n_ij the number of rounds in which i and j share a bucket, as in the
+authors' code, or 1, as in the paper. With the former, o is the sum of the rounds' softmax attentions, each
+weighed by its normaliser. A step attends to itself only where there is no other step.
 """
 
 from typing import NamedTuple
@@ -69,15 +70,17 @@ class Reformer(Mixer):
         chunk_size: steps of a chunk; the length of a sequence must be a multiple. None is the exact form.
         causal: whether steps attend to the past alone. With False, a step attends to its whole document, and
             there is no state.
+        duplicates: whether a pair of steps counts once for each round in which it shares a bucket, as in the
+            authors' code; or once, as in the paper. Chunks need True.
         bias: whether W_q, W_v and W_o have biases.
 
     Raises:
-        ValueError: an odd `n_buckets`, a number below 1, or `n_heads` that does not divide `d_model`; of
-            calls, a `state` or `reset` that the form does not take.
+        ValueError: an odd `n_buckets`, a number below 1, `n_heads` that does not divide `d_model`, or
+            `chunk_size` without `duplicates`; of calls, a `state` or `reset` that the form does not take.
 
     Source:
-        Reformer (Kitaev, Kaiser and Levskaya, 2020), section 2, eq. 2 to 6. k has unit length and scores are
-        not divided by sqrt(d_head), as in the authors' code.
+        Reformer (Kitaev, Kaiser and Levskaya, 2020), section 2, eq. 2 to 6, and appendix A. k has
+        unit length and scores are not divided by sqrt(d_head), as in the authors' code.
 
     Example:
         >>> mixer = Reformer(64, n_hashes=2)
@@ -98,6 +101,7 @@ class Reformer(Mixer):
         n_buckets: int = 16,
         chunk_size: int | None = None,
         causal: bool = True,
+        duplicates: bool = True,
         bias: bool = False,
     ) -> None:
         super().__init__(d_model)
@@ -107,8 +111,14 @@ class Reformer(Mixer):
             n_buckets >= 2 and n_buckets % 2 == 0,
             f"`n_buckets` must be even, at least 2: each rotation has two signs; got {n_buckets}.",
         )
+        require(
+            duplicates or chunk_size is None,
+            "`duplicates` must be True with `chunk_size`, because rounds of chunks do not know the pairs of "
+            f"other rounds; got False and `chunk_size` = {chunk_size}. Leave out one of them.",
+        )
         self.heads = h, d = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.n_hashes, self.chunk_size, self.causal = n_hashes, chunk_size, causal
+        self.duplicates = duplicates
         self.q, self.v, self.out = (nn.Linear(d_model, d_model, bias=bias) for _ in range(3))
         self.register_buffer("G", torch.randn(h, d, n_hashes, n_buckets // 2))
         self.keep_float32("G")
@@ -142,7 +152,9 @@ class Reformer(Mixer):
         scores = torch.einsum("bihd,bjhd->bhij", queries, keys).to(self.state_dtype)
         step = torch.arange(x.shape[1], device=x.device)[:, None] + past.k.shape[1]
         itself = step == torch.arange(k.shape[1], device=x.device)
-        scores = scores.masked_fill(itself, ITSELF) + shared.clamp(min=1).to(scores.dtype).log()
+        scores = scores.masked_fill(itself, ITSELF)
+        if self.duplicates:
+            scores = scores + shared.clamp(min=1).to(scores.dtype).log()
         share = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         note(share=share)
         o = seen.left(torch.einsum("bhij,bjhd->bihd", share.to(values.dtype), values))
