@@ -565,6 +565,24 @@ def test_checkpoints_of_others_are_refused():
             other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_layer_runs_once_with_its_hooks_and_its_own_forward(rows):
+    mixer, seen = mixer_of("lru"), []
+    run = mixer.forward
+
+    def forward(x, state=None, **options):
+        seen.append("forward")
+        return run(x, state, **options)
+
+    mixer.forward = forward
+    mixer.register_forward_pre_hook(lambda mixer, arguments: seen.append(tuple(arguments[0].shape)))
+    learner = build_learner("rtrl", mixer)
+    seen.clear()
+    learner.chunk(*torch.randn(2, rows, 5, 4, dtype=torch.float64))
+    assert seen == [(rows, 5, 4), "forward"]
+    assert mixer.forward is forward
+
+
 def test_parameters_without_a_trace_are_printed():
     learner = build_learner("rtrl", mixer_of("hawk"), partial=True)
     assert "u.weight" in str(learner) and "Lambda" not in str(learner)

@@ -300,13 +300,17 @@ def watching(
 
         return forward
 
+    # a user may have given a mixer a `forward` of its own
+    replaced = [vars(layer.mixer).get("forward") for layer in layers]
     try:
         for layer in layers:
             layer.mixer.forward = watched(layer, layer.mixer.forward)  # type: ignore[method-assign]
         yield calls
     finally:
-        for layer in layers:
+        for layer, own in zip(layers, replaced, strict=True):
             vars(layer.mixer).pop("forward", None)
+            if own is not None:
+                layer.mixer.forward = own
 
 
 class _Run(nn.Module):
