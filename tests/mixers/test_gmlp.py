@@ -42,6 +42,12 @@ def test_positions_start_again_at_a_reset():
     assert state.position[0].tolist() == [-1, -1, -1, -1, 0, 1, 2, 3, 4]
 
 
+def test_the_cache_of_the_tiny_attention_holds_no_queries():
+    _, state = make(d_attention=3)(inputs())
+    for cached in (state.cache.k, state.cache.v):
+        assert cached.untyped_storage().nbytes() == cached.nbytes
+
+
 def test_token_mixing_is_the_matrix_over_time():
     mixer, x = make(), inputs()
     z1, _ = functional.gelu(mixer.in_proj(x)).chunk(2, -1)

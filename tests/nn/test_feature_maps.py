@@ -139,6 +139,12 @@ def test_hashed_features_have_the_kernel_of_agreeing_bits():
     assert_agree(bits[0][n, h], y.sign())
 
 
+def test_hash_functions_stay_in_float32():
+    phi, x = make("hashed", n_heads=2), inputs(200, 2).bfloat16()
+    expected = phi(x.float())[..., 1:]
+    assert torch.equal(phi.bfloat16()(x)[..., 1:], expected.bfloat16())
+
+
 def test_gradients_pass_bits_between_minus_one_and_one():
     phi = make("hashed", n_features=2, n_anchors=2).double()
     phi.anchors.copy_(torch.eye(2, D))

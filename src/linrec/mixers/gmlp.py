@@ -140,6 +140,8 @@ class GMLP(Mixer):
         cache = past.cache
         if self.d_attention is not None:
             q, k, v = self.qkv(x)[:, :, None].chunk(3, -1)
+            # a cache of views would hold q too
+            k, v = k.clone(), v.clone()
             heads, cache = softmax_attention(
                 q, k, v, state=cache if self.causal else None, reset=reset, causal=self.causal
             )

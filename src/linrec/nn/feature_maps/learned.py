@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.feature_maps.fixed import FeatureMap
-from linrec.nn.parameters import mark
+from linrec.nn.parameters import Float32Module, mark
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, require
 
@@ -46,7 +46,7 @@ class LearnedFeatures(FeatureMap):
         return functional.relu(torch.einsum("...hd,hmd->...hm", x, weight) + self.bias)
 
 
-class HashedFeatures(FeatureMap):
+class HashedFeatures(FeatureMap, Float32Module):
     """phi(x) = [sqrt(c + 1) | H(x)], H(x) = sign(A g(x)) in {-1, 1}^c: c bits of each query or key.
 
         g_j(x) = exp(-|u - a_j|^2 / (2 s)) - mean_j,    u = x / |x|
@@ -88,6 +88,8 @@ class HashedFeatures(FeatureMap):
         # of unit vectors at right angles, |u - a|^2 = 2 = s
         self.register_buffer("mean", torch.full((n_heads, n_anchors), math.exp(-0.5)))
         self.register_buffer("width", torch.full((n_heads,), 2.0))
+        # rounding would turn bits whose values are near 0
+        self.keep_float32("anchors", "A", "mean", "width")
 
     def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
         """[sqrt(c + 1) | H(x)] (..., h, c + 1) of (..., h, d_head), in the dtype of `x`."""
