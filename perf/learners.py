@@ -238,9 +238,17 @@ def measure_learner(bench: Bench, row: LearnerRow, turns: int) -> dict[str, Any]
     return result
 
 
+def _captured(row: dict[str, Any]) -> list[str]:
+    """Return the times of replayed graphs and their ratio, or empty cells."""
+    ms = row["least_ms"]
+    found = ms.get("tbptt captured"), ms.get("rtrl captured"), row.get("captured_ratio")
+    return ["" if of is None else f"{of:.2f}" for of in found]
+
+
 def show(console: Console, results: dict[str, Any]) -> None:
     """Print the times, their ratios and the memory, then the errors."""
     names = "tbptt", "rtrl"
+    # of a CUDA device
     captured = any("captured_ratio" in row for row in results["rows"])
     show_table(
         console,
@@ -257,8 +265,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
                 row["name"],
                 *(f"{row['least_ms'][name]:.2f}" for name in names),
                 f"{row['ratio']:.2f}",
-                *(f"{row['least_ms'][f'{name} captured']:.2f}" for name in names if captured),
-                *([f"{row['captured_ratio']:.2f}"] if captured else []),
+                *_captured(row)[: 3 * captured],
                 *(f"{row['memory_bytes'][name] / 1024:.1f}" for name in names),
             ]
             for row in results["rows"]

@@ -23,7 +23,7 @@ from linrec.nn.parameters import tensor_options
 from linrec.nn.positions import AttentionState
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import documents
-from linrec.rules import at_least
+from linrec.rules import COUNT, at_least
 
 __all__ = ["RTransformer", "RTransformerState"]
 
@@ -101,7 +101,8 @@ class RTransformer(Mixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, window=window, n_rnns=n_rnns)
+        at_least(1, window=window)
+        at_least(1, most=COUNT, n_rnns=n_rnns)
         at_least(0, norm_eps=norm_eps)
         self.window, self.dropout = window, dropout
         name = canonical(rnn, what="`rnn`")
@@ -129,11 +130,12 @@ class RTransformer(Mixer):
     ) -> tuple[Float[Tensor, "b t M d"], Float[Tensor, "b m d"]]:
         """Return the window of every step, zeros before the step's sequence, and the last M - 1 steps."""
         time, joined = x.shape[1], torch.cat([tail.to(x.dtype), x], 1)
-        windows = torch.stack([joined[:, i : i + time] for i in range(self.window)], 2)
+        step = torch.arange(time, device=x.device)[:, None] + torch.arange(self.window, device=x.device)
+        windows = joined[:, step]
         last = joined[:, time:]
         if reset is not None:
             document = functional.pad(documents(reset), (self.window - 1, 0))
-            of_windows = torch.stack([document[:, i : i + time] for i in range(self.window)], 2)
+            of_windows = document[:, step]
             windows = windows.masked_fill((of_windows != of_windows[..., -1:])[..., None], 0)
             last = last.masked_fill((document != document[:, -1:])[:, time:, None], 0)
         return windows, last.to(tail.dtype, copy=True)
