@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import string
 import subprocess
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def test_curves_of_the_results_are_short() -> None:
 
 
 @thorough
-def test_jobs_of_the_queue_are_commands() -> None:
+def test_jobs_of_the_queue_are_commands(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(100 * string.printable)
     # jobs of other seeds are the same command
     jobs = {SEED.sub("", job.command): job for job in read_queue(RESULTS / "queue.ini")}
     for job in jobs.values():
@@ -74,7 +77,12 @@ def test_jobs_of_the_queue_are_commands() -> None:
             config_of(options, config.name, config.task.section)
         else:
             options = parse(BenchOptions, _spread([name, *words]), job.name)
-            entries = [entry for entry in get_suite(name) if entry.name in options.tasks or not options.tasks]
+            reading = {word.partition("=")[0] for word in options.data}
+            entries = [
+                entry.reading(text) if entry.name in reading else entry
+                for entry in get_suite(name)
+                if entry.name in options.tasks or not options.tasks
+            ]
             # entries of a suite have models of the same kind
             made = make_jobs(entries[:1], options.mixers, options.seeds[:1], parameters=options.parameters)
             assert made and all(each.ended is None for each in made), job.name

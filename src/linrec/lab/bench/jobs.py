@@ -294,8 +294,8 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
 
 
 def _stateful(module: nn.Module) -> list[Mixer | StackMemory]:
-    """Return the mixers and memories of a model, without those whose states are parts of another's state."""
-    if isinstance(module, (Mixer, StackMemory)):
+    """Return mixers and memories that have a state, without those whose states are parts of another state."""
+    if isinstance(module, (Mixer, StackMemory)) and module.state_size:
         return [module]
     return [found for child in module.children() for found in _stateful(child)]
 
