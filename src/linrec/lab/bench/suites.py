@@ -87,8 +87,11 @@ def _as_it_is(*recipes: str) -> tuple[Entry, ...]:
 
 def _longer(*recipes: str) -> tuple[Entry, ...]:
     # trained up to length 40, as in the survey of the Chomsky hierarchy, and tested on much longer strings
-    lengths = (80, 160, 320)
-    return tuple(Entry(recipe, recipe, task={"test_lengths": lengths}) for recipe in recipes)
+    return tuple(_probed(recipe, recipe, 80, 160, 320) for recipe in recipes)
+
+
+def _probed(name: str, recipe: str, *test_lengths: int, **task: Any) -> Entry:
+    return Entry(name, recipe, task={"test_lengths": test_lengths, **task})
 
 
 def _shakespeare(recipe: str) -> Entry:
@@ -121,6 +124,21 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         *_longer("parity", "even-pairs", "cycle-navigation", "modular-arithmetic", "word-problem"),
         Entry("modulo-3", "parity", task={"modulus": 3, "test_lengths": (80, 160, 320)}),
         *_as_it_is("flip-flop"),
+    ),
+    "languages": (
+        _probed("string-copy", "string-copy", 100, 200, 400),
+        _probed("dyck", "dyck", 100, 200),
+        _probed("dyck-depth-5", "dyck", 100, 200, n_kinds=8, depth=5, ask="closings"),
+        _probed("shuffled-brackets", "dyck", 100, 200, shuffled=True),
+        _probed("equal-counts-2", "counter-language", 100, 200),
+        _probed("equal-counts-3", "counter-language", 100, 200, n_letters=3),
+    ),
+    "needles": (
+        _probed("passkey", "passkey", 1024, 4096, filler="repeated"),
+        _probed("passkey-of-8", "passkey", 1024, 4096, n_keys=8),
+        _probed("facts-memorized", "fact-retrieval", 1024, 4096, first=True),
+        _probed("facts-detected", "fact-retrieval", 1024, 4096),
+        _probed("facts-related", "fact-retrieval", 1024, 4096, facts="directions", n_facts=2),
     ),
     "memory": (
         *_as_it_is("copying", "adding"),
