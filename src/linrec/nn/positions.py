@@ -89,13 +89,13 @@ class Windows:
             return blocks(x, self.size, 1)
         return self._padded(x).unflatten(1, (-1, self.block))
 
-    def behind(self, x: Shaped[Tensor, "b size+t d"]) -> Shaped[Tensor, "b count d size+block"]:
+    def behind(self, x: Shaped[Tensor, "b s d"]) -> Shaped[Tensor, "b count d seen"]:
         """Return the part of `x` that every block sees; the first block begins after `size` steps."""
         if exporting():
             return blocks(x, self.size, 1, overlap=self.size).mT
         return self._padded(x).unfold(1, self.size + self.block, self.block)
 
-    def age(self, device: torch.device | None = None) -> Int[Tensor, "block size+block"]:
+    def age(self, device: torch.device | None = None) -> Int[Tensor, "block seen"]:
         """Return how many steps each step of a block comes after each step that the block sees."""
         step = torch.arange(self.size, self.size + self.block, device=device)[:, None]
         return step - torch.arange(self.size + self.block, device=device)
