@@ -252,13 +252,13 @@ def show(console: Console, results: dict[str, Any]) -> None:
     captured = any("captured_ratio" in row for row in results["rows"])
     show_table(
         console,
-        "fewest milliseconds of a chunk; RTRL's time as times of TBPTT's; KiB that a learner carries",
+        "fewest milliseconds of a chunk; RTRL's time as times of TBPTT's; KiB that RTRL carries",
         (
             "row",
             *names,
             "x",
             *(("captured", "captured", "x") if captured else ()),
-            *(f"KiB {n}" for n in names),
+            "KiB",
         ),
         [
             [
@@ -266,7 +266,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
                 *(f"{row['least_ms'][name]:.2f}" for name in names),
                 f"{row['ratio']:.2f}",
                 *_captured(row)[: 3 * captured],
-                *(f"{row['memory_bytes'][name] / 1024:.1f}" for name in names),
+                f"{row['memory_bytes']['rtrl'] / 1024:.1f}",
             ]
             for row in results["rows"]
             if "ratio" in row

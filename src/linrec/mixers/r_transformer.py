@@ -101,8 +101,7 @@ class RTransformer(Mixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, window=window)
-        at_least(1, most=COUNT, n_rnns=n_rnns)
+        at_least(1, most=COUNT, window=window, n_rnns=n_rnns)
         at_least(0, norm_eps=norm_eps)
         self.window, self.dropout = window, dropout
         name = canonical(rnn, what="`rnn`")
