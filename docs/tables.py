@@ -321,7 +321,7 @@ def mixer_imports() -> str:
 
 
 def coverage() -> str:
-    """Every section of the sources with what it names, in a table for each."""
+    """Return a table for every section of the sources: the systems that the section names."""
     parts = [f"## {title}\n{markdown_table(*table)}" for title, table in coverage_tables.sections()]
     return "\n" + "\n".join(parts)
 

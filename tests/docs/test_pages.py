@@ -59,7 +59,7 @@ def test_a_page_has_the_recurrence_and_the_state(name):
     state = section(page, "State")
     for width in mixer_pages.WIDTHS:
         assert f"| {width:,} | {mixers.build(name, width).state_size:,} |" in state
-    # of an encoder without a state there is none
+    # an encoder has no state
     start, *after = columns(state) or [[]]
     by_segments = tables.by_segments(name)
     assert bool(after) == by_segments

@@ -1,4 +1,4 @@
-"""What tests of gates share."""
+"""Gates of a mixer at its start, for several tests."""
 
 import math
 

@@ -27,7 +27,7 @@ def test_state_units_sum_the_outputs_of_the_past(mu):
 
 
 def test_the_past_is_seen_through_outputs_alone():
-    """Another output forgets what the hidden units know."""
+    """Without an output, the network forgets its hidden units."""
     mixer = build("jordan", D, d_hidden=7).double()
     torch.nn.init.zeros_(mixer.C.weight)
     x = inputs()

@@ -119,7 +119,7 @@ class TestLaws:
     def test_compile(self):
         x = torch.randn(2, 4, 8, generator=generator())
         function = partial(self.on_embeddings, model=make(replace(HYBRID, n_layers=3)))
-        # what a compiler makes of each layer is looked at alone
+        # other tests compile each layer alone
         check_compile(function, x, compiler="eager")
 
 

@@ -4,8 +4,9 @@
     tau_i dv_i/dt = -v_i + sum_j W_ij sigma(v_j) + sum_j U_ij x_j + b_i                variant="potential"
     y = h,  or  y = sigma(v)
 
-x is the input, t time, h the rates and v the potentials of the neurons, which are the state, tau their time
-constants, sigma an activation, and y the output, the rates in both forms. The input holds during a step.
+x is the input, t time, tau the time constants of the neurons, sigma an activation, and y the output. The
+state is h, the rates of the neurons, or v, their potentials; y are rates in both forms. The input holds
+during a step.
 Beer writes sigma(v_j + b_j); v + b is the state here.
 """
 

@@ -32,7 +32,7 @@ CHANNELS_PER_HEAD = 64
 
 
 class TransformerLSMemory(NamedTuple):
-    """What a chunk of a `TransformerLS` sees of the chunks before it, oldest first.
+    """The steps and rows of earlier chunks that a chunk of a `TransformerLS` sees, oldest first.
 
     Attributes:
         window: LN_W of keys, then values, of the last w - 1 steps (b, w - 1, 2 d_model).

@@ -5,8 +5,8 @@
     decoder:  [_, Y_s] = stack([summary_r(M_s + P) | x_s])
     M_{s+1} = summary_n([M_s | x_s | Y_s] + P')
 
-x_s are the embeddings of segment s of T steps, M_s its n memory tokens, Y_s the outputs of the stack, P and
-P' learned positions, which also tell memory, inputs and outputs apart, and | joins tokens. The softmax is
+x_s are the embeddings of segment s of T steps, M_s the n memory tokens, Y_s the outputs of the stack, and |
+joins tokens. P and P' are learned positions, which also tell memory, inputs and outputs apart. The softmax is
 over the tokens. M_0 is a parameter that starts at zeros.
 """
 

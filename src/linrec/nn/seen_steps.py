@@ -1,4 +1,4 @@
-"""Which steps of a cache and of a call each new step sees, for mixers that weigh steps by their positions."""
+"""Pairs of steps that see each other, for mixers that weigh steps by their positions and have a cache."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped

@@ -121,7 +121,7 @@ def keys_and_values(
         known: the result for the first m steps, m <= n; of width 0 if it is not known.
         k: W_k.
         v: W_v.
-        norm: of the steps before W_k and W_v; None is none.
+        norm: norm of the steps before W_k and W_v; None disables it.
     """
     if not keeps_keys(k):
         return h.new_zeros(*h.shape[:2], 0)
@@ -146,7 +146,7 @@ def all_keys_and_values(
         segment: steps of the segment.
         k: W_k.
         v: W_v.
-        norm: of the steps before W_k and W_v; None is none.
+        norm: norm of the steps before W_k and W_v; None disables it.
     """
     h, kv = segment
     if not keeps_keys(k):

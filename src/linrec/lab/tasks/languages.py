@@ -33,16 +33,16 @@ _NOTHING = -1
 
 @dataclass(frozen=True, kw_only=True)
 class StringCopy(StringTask):
-    """Copy a string, or the part of it that follows a key of a few symbols.
+    """Copy a string, or the symbols of the string that follow a key.
 
         none    x = s_1 .. s_L | s_1 .. s_{L-1}             y = s_1 .. s_L from the bar on
         suffix  x = s_1 .. s_L | k_1 .. k_n a_1 .. a_{m-1}  y = a_1 .. a_m from k_n on
         prefix  x = k_1 .. k_n | s_1 .. s_L | a_1 .. a_{m-1}  y = a_1 .. a_m from the second bar on
 
-    The key k is a part of the string at a uniform position, and a is what follows its first occurrence. The
-    inputs contain the correct earlier answers. A state of fixed size cannot copy long strings; a key that
-    comes first tells the state what to keep. Tokens are the symbols 0 .. `n_symbols` - 1, the bar |, and the
-    padding after shorter strings. Scores are grouped by the length L.
+    The key k is a part of the string at a uniform position, and a are the symbols after the first occurrence
+    of the key. The inputs contain the correct earlier answers. A state of fixed size cannot copy long
+    strings; a key that comes first tells the state which symbols to keep. Tokens are the symbols 0 ..
+    `n_symbols` - 1, the bar |, and the padding after shorter strings. Scores are grouped by the length L.
 
     Args:
         n_symbols: number of distinct symbols.

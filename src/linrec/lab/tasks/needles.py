@@ -1,8 +1,8 @@
 """Tasks of needles: a few sentences hidden in filler text, and a question at the end.
 
 A token is a word, a digit or a punctuation mark. All sentences of the filler have five tokens and share no
-word but "the" and "." with the hidden sentences. So samples of any length can be drawn, and their length does
-not depend on what they say.
+word but "the" and "." with the hidden sentences. So samples of any length can be drawn, and the length does
+not depend on the hidden sentences.
 """
 
 import abc
@@ -168,7 +168,7 @@ class NeedleTask(SyntheticTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Passkey(NeedleTask):
-    """Recall a number that a sentence hidden in filler gives, digit by digit.
+    """Recall the digits of a number from a sentence that is hidden in filler.
 
         x = .. the red key is 3 1 4 1 5 . ..   what is the red key ? the red key is 3 1 4 1
         y = 3 1 4 1 5 from the last "is" on

@@ -120,8 +120,9 @@ class HashedFeatures(FeatureMap, Float32Module):
     ) -> None:
         """Learn the hash functions from queries, one after the other, in place.
 
-        The target of a pair of queries of a sequence is c if it is among the `top` most similar of its row,
-        -c among the least similar, and 0 otherwise, less the products of the bits found so far. A row of A is
+        The target of a pair of queries of a sequence is c if the pair is among the `top` most similar pairs
+        of its row, -c if it is among the least similar pairs, and 0 otherwise. The products of the bits found
+        so far are subtracted. A row of A is
         100 steps of gradient descent on -mean(H S H^T) / (t c), with 2 sigmoid(y) - 1 in place of sign(y). It
         stays as it was if the bits themselves get no better.
 
