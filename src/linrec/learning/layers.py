@@ -310,7 +310,7 @@ def watching(
         for layer, own in zip(layers, replaced, strict=True):
             vars(layer.mixer).pop("forward", None)
             if own is not None:
-                layer.mixer.forward = own
+                layer.mixer.forward = own  # type: ignore[method-assign]
 
 
 class _Run(nn.Module):
