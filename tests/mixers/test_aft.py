@@ -138,11 +138,6 @@ def test_the_laws_that_hold_for_encoders(arguments):
     check_compile(mixer, x, compiler="aot_eager")
 
 
-def test_an_encoder_refuses_a_state():
-    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
-        make(causal=False).mix(torch.zeros(1, 2, D), (), None)
-
-
 def resets() -> torch.Tensor:
     reset = torch.zeros(2, TIME, dtype=torch.bool)
     reset[0, 3] = reset[1, 1] = reset[1, 2] = True

@@ -1,6 +1,5 @@
 import itertools
 
-import pytest
 import torch
 
 from linrec.mixers import build
@@ -26,11 +25,6 @@ def test_a_document_is_transformed_alone():
             expected = torch.fft.fft(torch.fft.fft(x[row, begin:end], dim=1), dim=0).real
             assert_agree(y[row, begin:end], expected)
     assert state is None
-
-
-def test_a_state_is_refused():
-    with pytest.raises(ValueError, match="`state` must be None: every step depends on all steps"):
-        build("fnet", 4)(torch.zeros(1, 3, 4), torch.zeros(1, 4))
 
 
 def test_an_encoder_of_the_papers_blocks_learns():

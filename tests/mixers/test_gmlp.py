@@ -82,8 +82,3 @@ def test_parameters_are_those_of_hgrns_table_1():
 def test_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(**arguments)
-
-
-def test_an_encoder_refuses_a_state():
-    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
-        make(causal=False)(inputs(), torch.zeros(2, 1))

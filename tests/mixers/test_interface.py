@@ -55,6 +55,22 @@ def test_a_state_of_other_rows_is_refused(name, variant):
         mixer(torch.zeros(2, TIME, 4), mixer.init_state(1))
 
 
+def test_a_mixer_that_sees_later_steps_refuses_a_state():
+    arguments = [(name, variants.arguments(name, variant)) for name, variant in variants.cases()]
+    arguments += [
+        (name, {"causal": False})
+        for name in mixers.names()
+        if "causal" in inspect.signature(mixers.get(name)).parameters
+    ]
+    seeing = [mixer for name, given in arguments if not (mixer := mixers.build(name, 4, **given)).is_causal]
+    known = {"AFT", "Attention", "FNet", "GMLP", "LinearAttention", "Linformer", "Reformer", "Synthesizer"}
+    assert {type(mixer).__name__ for mixer in seeing} >= known
+    for mixer in seeing:
+        for state in (torch.zeros(2, 4), ()):
+            with pytest.raises(ValueError, match=f"`state` must be None for {type(mixer).__name__}"):
+                mixer(torch.zeros(2, 4, 4), state)
+
+
 @pytest.mark.parametrize("name", variants.OF_FAMILIES)
 def test_inputs_that_are_no_sequences_are_refused(name):
     mixer = mixers.build(name, 4, **variants.arguments(*variants.cases(name)[0]))

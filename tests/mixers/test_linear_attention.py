@@ -403,8 +403,3 @@ def test_argument_errors(arguments, message):
     with pytest.raises(ValueError) as error:
         make(**arguments)
     assert message in str(error.value)
-
-
-def test_an_encoder_refuses_a_state():
-    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
-        make(causal=False).mix(torch.zeros(1, 2, D), (), None)

@@ -81,8 +81,3 @@ def test_the_layers_of_a_model_share_one_matrix():
 def test_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(**arguments)
-
-
-def test_a_state_is_refused():
-    with pytest.raises(ValueError, match="`state` must be None: every step depends on all steps"):
-        make()(inputs(), torch.zeros(2, 4))

@@ -123,8 +123,6 @@ def test_errors(arguments, words):
 
 def test_chunks_refuse_what_they_cannot_take():
     mixer, x = make(chunk_size=4), inputs()
-    with pytest.raises(ValueError, match="`state` must be None: which steps a step sees depends on later"):
-        mixer(x, torch.zeros(2, 1))
     with pytest.raises(ValueError, match="`reset` must be None with `chunk_size`"):
         mixer(x, reset=torch.zeros(2, TIME, dtype=torch.bool))
     with pytest.raises(ValueError, match="`x` must have a multiple of `chunk_size` = 4 steps; got 11"):

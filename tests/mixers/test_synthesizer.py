@@ -142,8 +142,3 @@ def test_where_parameters_start():
 def test_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(**arguments)
-
-
-def test_an_encoder_refuses_a_state():
-    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
-        make(causal=False)(inputs(), torch.zeros(2, 1))

@@ -56,7 +56,11 @@ def test_two_explicit_runs(combine, shared):
     assert state is None
 
 
-@pytest.mark.parametrize("name", tiered(["hgru"], OF_FAMILIES, mixers.names()))
+# after a reset within a window of RAN, no step sees the first cell: the place of a piece in its window counts
+OTHERS = [name for name in mixers.names() if name != "recurrent_attention_network"]
+
+
+@pytest.mark.parametrize("name", tiered(["hgru"], OF_FAMILIES, OTHERS))
 def test_laws_of_what_has_no_state_and_no_direction(name):
     torch.manual_seed(0)
     both = Bidirectional(build(name), build(name)).eval()

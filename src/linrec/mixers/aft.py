@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from linrec.nn.documents import largest_of_documents, refuse_state, softmax_means, totals
+from linrec.nn.documents import largest_of_documents, softmax_means, totals
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.positions import StandardizedBias, Windows, positions
@@ -197,7 +197,7 @@ class AFT(Mixer):
         # the largest key so far is over the steps of all processes
         refuse_split_time("aft")
         if not self.causal:
-            mean = self._whole(wide(self.k(x)), wide(self.v(x)), state, reset)
+            mean = self._whole(wide(self.k(x)), wide(self.v(x)), reset)
             return self.out(torch.sigmoid(self.q(x)) * mean.to(x.dtype)), None
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
@@ -241,9 +241,8 @@ class AFT(Mixer):
             mean, state = (share * values).sum(2), AFTCache(seen.kept(k), seen.kept(v), seen.kept_position)
         return self.out(torch.sigmoid(Q) * mean.to(x.dtype)), state
 
-    def _whole(self, K: Tensor, V: Tensor, state: State, reset: Tensor | None) -> Tensor:
+    def _whole(self, K: Tensor, V: Tensor, reset: Tensor | None) -> Tensor:
         """Return the weighted means of V over the document of each step."""
-        refuse_state(state)
         if self.variant == "simple":
             weight = (K - largest_of_documents(K, reset)).exp()
             n, d = totals(torch.cat([weight * V, weight], -1), reset).chunk(2, -1)

@@ -179,11 +179,6 @@ class Attention(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `AttentionState`, None without `causal`, an `EvictionState` with `cache_size`."""
-        require(
-            self.causal or state is None,
-            "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
-            "Pass whole sequences, or `causal=True`.",
-        )
         if self.bounded is not None:
             return self._evicting(self.bounded, x, state, reset)
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
@@ -256,7 +251,7 @@ class Attention(Mixer):
 
     @property
     def state_size(self) -> int:
-        """Elements per cached step: key and value of their heads, and with `cache_size`, what a policy reads.
+        """Elements per cached step: keys, values and, with `cache_size`, the numbers that a policy reads.
 
         There are at most `window` - 1 steps, or `cache_size`.
         """

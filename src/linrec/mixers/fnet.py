@@ -13,7 +13,6 @@ from torch import Tensor
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.seen_steps import SeenSteps
 from linrec.ops.core.call import refuse_split_time
-from linrec.rules import require
 
 __all__ = ["FNet"]
 
@@ -46,11 +45,6 @@ class FNet(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y and None."""
         refuse_split_time("fnet")
-        require(
-            state is None,
-            "`state` must be None: every step depends on all steps, so a sequence cannot be run in pieces. "
-            "Pass whole sequences.",
-        )
         if 0 in x.shape:
             return x.clone(), None
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -120,11 +120,6 @@ class GMLP(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `GMLPState`, None without `causal`."""
         refuse_split_time("gmlp")
-        require(
-            self.causal or state is None,
-            "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
-            "Pass whole sequences, or `causal=True`.",
-        )
         past = self._empty(x.shape[0], x.device) if state is None else state
         z1, z2 = functional.gelu(self.in_proj(x)).chunk(2, -1)
         z = torch.cat([past.z, self.norm(z2).to(past.z.dtype)], 1)

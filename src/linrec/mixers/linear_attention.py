@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
-from linrec.nn.documents import largest_of_documents, product_totals, refuse_state
+from linrec.nn.documents import largest_of_documents, product_totals
 from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
@@ -227,7 +227,7 @@ class LinearAttention(Mixer):
         q, k, v = projected(x, self.q, self.k, self.v)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, q if k is None else k, v))
         if not self.causal:
-            return self._whole(q, k, v, state, reset).to(x.dtype), None
+            return self._whole(q, k, v, reset).to(x.dtype), None
         sums, log_fade, theta, like = state, None, None, self.factory_kwargs(x.device)
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)
@@ -271,9 +271,8 @@ class LinearAttention(Mixer):
         y = self.out(self.norm(y.flatten(-2).to(x.dtype)))
         return y, ScaledState(sums, largest) if self.is_scaled else sums
 
-    def _whole(self, q: Tensor, k: Tensor, v: Tensor, state: State, reset: Tensor | None) -> Tensor:
+    def _whole(self, q: Tensor, k: Tensor, v: Tensor, reset: Tensor | None) -> Tensor:
         """Return y of eq. 5, over each document."""
-        refuse_state(state)
         refuse_split_time("linear_attention with causal=False")
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)

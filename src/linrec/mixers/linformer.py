@@ -20,7 +20,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.seen_steps import SeenSteps
 from linrec.ops.core.call import refuse_split_time
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice
 
 __all__ = ["Linformer"]
 
@@ -96,11 +96,6 @@ class Linformer(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y and None."""
         refuse_split_time("linformer")
-        require(
-            state is None,
-            "`state` must be None: every step depends on all steps, so a sequence cannot be run in pieces. "
-            "Pass whole sequences.",
-        )
         q, k, v = (z.unflatten(-1, self.heads) for z in projected(x, self.q, self.k, self.v))
         E, F = (part.to(q.dtype) for part in (self.E, self.E if self.F is None else self.F))
         q = q / math.sqrt(self.heads[1])

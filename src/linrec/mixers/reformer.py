@@ -126,11 +126,6 @@ class Reformer(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `ReformerState`; None without `causal`, or with `chunk_size`."""
         refuse_split_time("reformer")
-        require(
-            self.is_causal or state is None,
-            "`state` must be None: which steps a step sees depends on later steps, so a sequence cannot be "
-            "run in pieces. Pass whole sequences, or `causal=True` without `chunk_size`.",
-        )
         q, v = (y.unflatten(-1, self.heads) for y in projected(x, self.q, self.v))
         # 1 / |q|, as a root mean square in the authors' code
         size = q.square().mean(-1, keepdim=True) + 1e-6

@@ -157,11 +157,6 @@ class Synthesizer(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `SynthesizerState`, None without `causal`."""
         refuse_split_time("synthesizer")
-        require(
-            self.causal or state is None,
-            "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
-            "Pass whole sequences, or `causal=True`.",
-        )
         past = self._empty(x.shape[0], x.device) if state is None else state
         v = torch.cat([past.v, self.v(x).to(past.v.dtype).unflatten(-1, self.heads)], 1)
         k = None

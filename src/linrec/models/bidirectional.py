@@ -104,11 +104,7 @@ class Directions(Mixer):
 
     def _runs(self, state: State) -> list[Mixer]:
         """Return the mixers of all directions; raise if a state is given."""
-        if state is not None:
-            raise ValueError(
-                f"`state` must be None for {type(self).__name__}; got {type(state).__name__}. Its outputs "
-                "depend on later steps, so an input cannot be continued: pass the whole of it at once."
-            )
+        self.check_causal(state)
         refuse_split_time(type(self).__name__)
         return cast(list[Mixer], [*self.mixers]) * (len(self.directions) // len(self.mixers))
 

@@ -4,31 +4,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.nn.mixer import State
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.scan import scan
-from linrec.rules import require
 
 __all__ = [
     "against_time",
     "largest_of_documents",
     "product_totals",
-    "refuse_state",
     "softmax_means",
     "totals",
 ]
-
-
-def refuse_state(state: State) -> None:
-    """Raise ValueError for a state of a mixer without `causal`."""
-    require(
-        state is None,
-        "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
-        "Pass whole sequences, or `causal=True`.",
-    )
 
 
 def against_time(reset: Bool[Tensor, "b t"] | None) -> Bool[Tensor, "b t"] | None:

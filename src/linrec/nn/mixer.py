@@ -127,11 +127,20 @@ class Mixer(Float32Module):
             y (b, t, d_model) and the state after the last step.
         """
         self.check_input(x, reset, dt)
+        self.check_causal(state)
         # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
         return checked_output(self, mix(x, state, reset) if dt is None else mix(x, state, reset, dt), x)
+
+    def check_causal(self, state: State) -> None:
+        """Raise ValueError for a state of a mixer that sees later steps."""
+        if state is not None and not self.is_causal:
+            raise ValueError(
+                f"`state` must be None for {type(self).__name__}, whose outputs depend on later steps, so "
+                f"that a sequence cannot be run in pieces; got {type(state).__name__}. Pass it whole."
+            )
 
     if TYPE_CHECKING:
         __call__ = forward
