@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from linrec.generation import generate, pad_prompts, steps, stream
+from linrec.generation import caches, generate, pad_prompts, steps, stream
 from linrec.generation.state import named
 from linrec.testing import assert_agree
 from linrec.trees import leaves
@@ -33,7 +33,7 @@ def model_of(name, **config):
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
-    monkeypatch.setattr(steps, "ROOM", 5)
+    monkeypatch.setattr(caches, "ROOM", 5)
     # steps have room where they are compiled; the compiler itself is not what is tested here
     monkeypatch.setattr(steps, "with_parts_compiled", lambda model, **options: model)
 
@@ -76,7 +76,7 @@ def test_a_state_with_room_is_continued():
 
 def test_models_that_need_no_room():
     for name in ("hgru", "gate_loop_attention"):
-        assert steps.CacheRings.of(build(name)) is None
+        assert caches.CacheRings.of(build(name)) is None
 
 
 class Again:

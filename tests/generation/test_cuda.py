@@ -3,9 +3,9 @@ import itertools
 import pytest
 import torch
 
-from linrec.generation import generate, pad_prompts, steps, stream
+from linrec.generation import caches, generate, pad_prompts, stream
+from linrec.generation.caches import CacheRings
 from linrec.generation.noise import BLOCK
-from linrec.generation.steps import CacheRings
 from linrec.testing import assert_agree
 from linrec.trees import leaves
 
@@ -50,7 +50,7 @@ def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("compile", [False, True])
 def test_steps_are_recorded_again_when_the_room_of_a_cache_is_used_up(compile, monkeypatch):
-    monkeypatch.setattr(steps, "ROOM", 10)
+    monkeypatch.setattr(caches, "ROOM", 10)
     model = build("attention", dtype=torch.float64).cuda()
     eager = generate(model, prompt(), n_tokens=60, capture=False)
     numbers = stream(model, prompt(), compile=compile)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linrec.generation.precision import with_weights_cast
 from linrec.generation.prefill import prefill
+from linrec.generation.prompts import check_range, checked_vocabulary
 from linrec.generation.sampling import Sampling
 from linrec.generation.state import GenerationState
 from linrec.generation.steps import Steps
@@ -126,7 +127,7 @@ def stream(
         (torch.Size([1]), 2)
     """
     sampling = Sampling(temperature, top_k, top_p)
-    vocab_size = _checked_vocabulary(model, vocab_size)
+    vocab_size = checked_vocabulary(model, vocab_size)
     device = next(model.parameters()).device
     tokens, reset, layers = _pending(model, tokens, reset, state, device)
     model = with_weights_cast(model, precision)
@@ -213,25 +214,6 @@ def generate(
     return Generated(torch.stack(found, dim=1) if found else none, numbers.state)
 
 
-def _checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
-    """Return the number of tokens to choose from, after checking the model."""
-    if model.training:
-        raise ValueError("`model` must be in evaluation mode; got training mode. Call `model.eval()`.")
-    known, n_outputs = model.config.vocab_size, model.config.n_outputs
-    if n_outputs not in (None, known):
-        raise ValueError(
-            f"`model` must have an output for each of the {known} tokens; got {n_outputs} outputs. It is "
-            "not a language model."
-        )
-    if vocab_size is None:
-        return known
-    if not 1 <= vocab_size <= known:
-        raise ValueError(
-            f"`vocab_size` must be in 1 .. {known}, the model's vocabulary size; got {vocab_size}."
-        )
-    return vocab_size
-
-
 def _pending(
     model: LanguageModel,
     tokens: Tensor | None,
@@ -255,7 +237,7 @@ def _pending(
         )
     tokens = tokens.to(device).long()
     reset = None if reset is None else reset.to(device)
-    _check_range(tokens, model.config.vocab_size)
+    check_range(tokens, model.config.vocab_size)
     if state is None:
         if tokens.shape[1] == 0:
             raise ValueError(
@@ -288,13 +270,3 @@ def _begun(
     begun, kept = (rows.nonzero()[:, 0] for rows in (reset.any(1), ~reset.any(1)))
     groups = [(begun, model.init_state(len(begun))), (kept, rows_of(layers, kept))]
     return joined((rows, state) for rows, state in groups if len(rows)), mask[:, :-1]
-
-
-def _check_range(tokens: Tensor, vocab_size: int) -> None:
-    """Raise a ValueError unless all tokens are in 0 .. vocab_size - 1."""
-    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if len(outside):
-        raise ValueError(
-            f"`tokens` must be in 0 .. {vocab_size - 1}, the model's vocabulary; got {outside[0].item()}. "
-            "Encode the text with the model's own tokenizer."
-        )

@@ -1,4 +1,4 @@
-"""Batches of prompts of several lengths."""
+"""Prompts: batches of several lengths, and checks of tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
+
+from linrec.models import LanguageModel
 
 __all__ = ["Prompts", "pad_prompts"]
 
@@ -52,3 +54,32 @@ def pad_prompts(prompts: Sequence[Int[Tensor, "_"]]) -> Prompts:
         tokens[row, longest - len(prompt) :] = prompt
         reset[row, longest - len(prompt)] = True
     return Prompts(tokens, reset)
+
+
+def checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
+    """Return the number of tokens to choose from, after checking the model."""
+    if model.training:
+        raise ValueError("`model` must be in evaluation mode; got training mode. Call `model.eval()`.")
+    known, n_outputs = model.config.vocab_size, model.config.n_outputs
+    if n_outputs not in (None, known):
+        raise ValueError(
+            f"`model` must have an output for each of the {known} tokens; got {n_outputs} outputs. It is "
+            "not a language model."
+        )
+    if vocab_size is None:
+        return known
+    if not 1 <= vocab_size <= known:
+        raise ValueError(
+            f"`vocab_size` must be in 1 .. {known}, the model's vocabulary size; got {vocab_size}."
+        )
+    return vocab_size
+
+
+def check_range(tokens: Tensor, vocab_size: int) -> None:
+    """Raise a ValueError unless all tokens are in 0 .. vocab_size - 1."""
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise ValueError(
+            f"`tokens` must be in 0 .. {vocab_size - 1}, the model's vocabulary; got {outside[0].item()}. "
+            "Encode the text with the model's own tokenizer."
+        )

@@ -1,37 +1,28 @@
 """The step of generation: run eagerly, compiled, or replayed as a CUDA graph."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.nn import functional
 
+from linrec.generation.caches import CacheRings
 from linrec.generation.noise import Noise
 from linrec.generation.precision import autocast
 from linrec.generation.sampling import Sampling, candidates, draw
 from linrec.generation.state import GenerationState, filled, named
 from linrec.literals import Precision
-from linrec.mixers import Mixer, State
-from linrec.mixers.attention import Attention, AttentionState
+from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.compilation import EAGER_STEPS, compiling, with_parts_compiled
 from linrec.models.ragged import RaggedState
-from linrec.ops.attention import AttentionCache
 from linrec.ops.core.garbage import uncollected
 from linrec.ops.core.kernel import successors
 
-# eager steps before the capture of a graph, so that kernels are compiled and tuned before it
 # products with a single row are sums of products, which the compiler fuses with each other and with what
 # follows; they read weights at the memory's rate only after tuning
 SINGLE = {"coordinate_descent_tuning": True, "combo_kernels": True}
-# steps at least, since steps are compiled and captured again when the room is used up
-ROOM = 512
-# kernels read masks of such lengths without a copy
-ALIGNED = 8
 
 
 class Buffers(NamedTuple):
@@ -241,101 +232,3 @@ def _same_place(x: Tensor, y: Tensor) -> bool:
 
 def _shapes(layers: tuple[State, ...]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in named(layers, "layers").items()}
-
-
-class CacheRings:
-    """Caches of attention as rings, which steps write in place.
-
-    A cache of s steps gets slots for max(512, s / 2) further steps. A cache of attention with a window gets a
-    slot for each step of the window, and is never full.
-
-    Args:
-        model: the model.
-
-    Attributes:
-        taken: number of steps since `made`.
-    """
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._windows: dict[int, int | None] = {
-            n: mixer.window for n, mixer in enumerate(model.mixers) if _has_cache(mixer)
-        }
-        self._steps: dict[int, int] = {}
-        self._masked: set[int] = set()
-        self._size: int | None = 0
-        self.taken = 0
-
-    @classmethod
-    def of(cls, model: LanguageModel) -> "CacheRings | None":
-        """Return the rings of a model, or None if it has no attention with a cache."""
-        return cls(model) if model.memory is None and any(map(_has_cache, model.mixers)) else None
-
-    @property
-    def full(self) -> bool:
-        """Whether `made` must make room before the next step."""
-        return self.taken == self._size
-
-    def made(self, layers: tuple[State, ...]) -> tuple[State, ...]:
-        """Return a state with rings.
-
-        Args:
-            layers: a state after at least one step, with or without rings.
-        """
-        layers = self.without(layers)
-        caches = {n: _cache(layers[n]) for n in self._windows}
-        self._steps = {n: cache.k.shape[1] for n, cache in caches.items()}
-        self._masked = {n for n, cache in caches.items() if cache.alive is not None}
-        grown = [self._steps[n] for n, window in self._windows.items() if window is None]
-        self._size, self.taken = max(ROOM, max(grown) // 2) if grown else None, 0
-        return self._changed(layers, self._ring)
-
-    def without(self, layers: tuple[State, ...]) -> tuple[State, ...]:
-        """Return the state with caches as attention returns them, which later steps do not modify."""
-        return self._changed(layers, self._in_order)
-
-    def slots(self, layers: tuple[State, ...]) -> set[int]:
-        """Return the ids of the tensors in a state that steps write in place."""
-        rings = [cache for n in self._windows if (cache := _cache(layers[n])).place is not None]
-        return {id(x) for ring in rings for x in (ring.k, ring.v, ring.alive)}
-
-    def _changed(
-        self, layers: tuple[State, ...], change: Callable[[int, AttentionCache], AttentionCache]
-    ) -> tuple[State, ...]:
-        found = list(layers)
-        for n in self._windows:
-            found[n] = _mapped(layers[n], partial(change, n))
-        return tuple(found)
-
-    def _ring(self, n: int, cache: AttentionCache) -> AttentionCache:
-        steps, slots = self._steps[n], self._windows[n]
-        if slots is None:
-            slots = -(-(steps + (self._size or 0)) // ALIGNED) * ALIGNED
-        alive = cache.k.new_ones(cache.k.shape[:2]).bool() if cache.alive is None else cache.alive
-        k, v = (functional.pad(x, (0, 0, 0, 0, 0, slots - steps)) for x in cache[:2])
-        place = torch.full((1,), steps % slots, dtype=torch.int64, device=k.device)
-        return AttentionCache(k, v, None, None, functional.pad(alive, (0, slots - steps), value=False), place)
-
-    def _in_order(self, n: int, cache: AttentionCache) -> AttentionCache:
-        if cache.place is None:
-            return cache
-        steps, window = self._steps[n] + self.taken, self._windows[n]
-        kept = steps if window is None else min(steps, window - 1)
-        slots = torch.arange(steps - kept, steps, device=cache.k.device) % cache.k.shape[1]
-        k, v = (x.index_select(1, slots) for x in cache[:2])
-        alive = None if cache.alive is None else cache.alive.index_select(1, slots)
-        return AttentionCache(k, v, None, None, alive if n in self._masked else None)
-
-
-def _has_cache(mixer: Mixer) -> TypeGuard[Attention]:
-    return type(mixer) is Attention and mixer.causal and mixer.bounded is None
-
-
-def _cache(layer: Any) -> Any:
-    return layer.cache if isinstance(layer, AttentionState) else layer[0].cache
-
-
-def _mapped(layer: State, change: Callable[[AttentionCache], AttentionCache]) -> State:
-    if isinstance(layer, AttentionState):
-        return layer._replace(cache=change(layer.cache))
-    # beside the state of a channel mixing
-    return _mapped(layer[0], change), layer[1]

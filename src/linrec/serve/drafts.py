@@ -1,0 +1,123 @@
+"""Drafts of the next tokens for speculative decoding."""
+
+import abc
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from linrec.generation.prompts import checked_vocabulary
+from linrec.mixers import State
+from linrec.models import LanguageModel
+from linrec.models.ragged import joined, rows_of
+from linrec.rules import at_least
+from linrec.serve.request import Request
+from linrec.serve.sampling import choose
+
+__all__ = ["Draft", "ModelDraft", "NGramDraft"]
+
+
+class Draft(abc.ABC):
+    """Proposes tokens that the model then reads in one call; a wrong proposal costs time and changes nothing.
+
+    Args:
+        n_tokens: number of tokens k of a proposal.
+    """
+
+    def __init__(self, n_tokens: int) -> None:
+        at_least(1, n_tokens=n_tokens)
+        self.n_tokens = n_tokens
+
+    @abc.abstractmethod
+    def propose(self, requests: Sequence[Request]) -> Tensor:
+        """Return the proposed tokens after `request.tokens` of each request, (b, k) int64 on the CPU."""
+
+
+class NGramDraft(Draft):
+    """The tokens that followed the last n tokens when they came before, for the largest n that was seen.
+
+    Args:
+        n_tokens: number of tokens k of a proposal.
+        longest: the largest n.
+
+    Source: Saxena, Prompt Lookup Decoding (2023); Yang and others, Inference with Reference (2023,
+    arXiv:2304.04487).
+    """
+
+    def __init__(self, n_tokens: int = 8, *, longest: int = 4) -> None:
+        super().__init__(n_tokens)
+        at_least(1, longest=longest)
+        self.longest = longest
+        # of each request the number of tokens seen, and where each of their n-grams ended last
+        self._seen: weakref.WeakKeyDictionary[Request, tuple[int, dict[tuple[int, ...], int]]]
+        self._seen = weakref.WeakKeyDictionary()
+
+    def propose(self, requests: Sequence[Request]) -> Tensor:
+        """Return the tokens after the last occurrence of the newest n-gram, or copies of the last token."""
+        return torch.tensor([self._proposed(request) for request in requests])
+
+    def _proposed(self, request: Request) -> list[int]:
+        tokens = request.tokens
+        seen, ends = self._seen.get(request, (0, {}))
+        if seen >= len(tokens):
+            # after a rollback
+            seen, ends = 0, {}
+        # an n-gram counts once a token has followed it
+        for end in range(max(seen, 1), len(tokens)):
+            for n in range(1, min(self.longest, end) + 1):
+                ends[tuple(tokens[end - n : end])] = end
+        self._seen[request] = len(tokens), ends
+        sizes = range(min(self.longest, len(tokens)), 0, -1)
+        found = (ends.get(tuple(tokens[-n:])) for n in sizes)
+        start = next((end for end in found if end is not None), len(tokens) - 1)
+        period = len(tokens) - start
+        return [tokens[start + place % period] for place in range(self.n_tokens)]
+
+
+class ModelDraft(Draft):
+    """The tokens of a smaller model, drawn with the random numbers of the request.
+
+    The draw with the same number makes the two models agree as often as their distributions overlap.
+
+    Args:
+        model: the smaller model, in evaluation mode, with the same tokens.
+        n_tokens: number of tokens k of a proposal.
+
+    Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding (2023).
+    """
+
+    def __init__(self, model: LanguageModel, n_tokens: int = 4) -> None:
+        super().__init__(n_tokens)
+        self.vocab_size = checked_vocabulary(model, None)
+        self.model = model
+        # of each request the number of tokens read, and the state after them
+        self._states: weakref.WeakKeyDictionary[Request, tuple[int, State]] = weakref.WeakKeyDictionary()
+
+    def propose(self, requests: Sequence[Request]) -> Tensor:
+        """Return k tokens that the model draws one after another."""
+        device = next(self.model.parameters()).device
+        kept = [self._kept(request) for request in requests]
+        new = [torch.tensor(request.tokens[read:]) for request, (read, _) in zip(requests, kept, strict=True)]
+        tokens = pad_sequence(new, batch_first=True).to(device)
+        counts = torch.tensor([len(some) for some in new], device=device)
+        mask = torch.arange(tokens.shape[1], device=device) < counts[:, None]
+        state = joined((torch.tensor([row]), state) for row, (_, state) in enumerate(kept))
+        x, state = self.model.hidden(tokens, state, mask=mask)
+        for row, request in enumerate(requests):
+            self._states[request] = len(request.tokens), rows_of(state, torch.tensor([row]))
+        found: list[Tensor] = []
+        for ahead in range(self.n_tokens):
+            if found:
+                x, state = self.model.hidden(found[-1], state)
+            logits = self.model.head(x[:, -1:])
+            found.append(choose(logits, requests, ahead=ahead))
+        return torch.cat(found, 1).cpu()
+
+    def _kept(self, request: Request) -> tuple[int, State]:
+        """Return the tokens read and the state, from before the tokens that a rollback took."""
+        kept = self._states.get(request)
+        if kept is None or kept[0] >= len(request.tokens):
+            return 0, self.model.init_state(1)
+        return kept

@@ -1,0 +1,488 @@
+"""The engine: many requests at once in the rows of one batch, which join and leave between steps."""
+
+import dataclasses
+import math
+import operator
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from linrec.generation.precision import autocast, with_weights_cast
+from linrec.generation.prompts import checked_vocabulary
+from linrec.generation.sampling import Sampling
+from linrec.literals import Precision
+from linrec.mixers import State
+from linrec.models import LanguageModel
+from linrec.models.ragged import joined, rows_of
+from linrec.rules import at_least, require
+from linrec.serve.drafts import Draft
+from linrec.serve.prefixes import PrefixTree
+from linrec.serve.request import Ended, Options, Process, Request
+from linrec.serve.rows import Rows, joined_rows, levelled
+from linrec.serve.sampling import choose
+
+__all__ = ["Engine", "EngineError", "EngineFull"]
+
+
+class EngineError(RuntimeError):
+    """The engine takes no requests, because it is stopped or a step of it has failed."""
+
+
+class EngineFull(RuntimeError):  # noqa: N818
+    """As many requests wait as the engine allows; ask again later."""
+
+
+class Engine:
+    """Answers many requests at once, with the tokens that `generate` gives each of them alone.
+
+    A step of the engine reads a piece of some prompts, then generates one token of every running request.
+    Requests join and leave between steps. With snapshots, a request starts from the longest prefix that it
+    shares with an earlier request.
+
+    A token differs from that of `generate` only where rounding decides: the two work in batches of different
+    sizes, and in float64 they agree.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        slots: the most requests that have a state; further requests wait.
+        chunk: number of tokens of a piece of a prompt.
+        prompt_tokens: the most tokens of prompts that a step reads, or a single piece.
+        snapshots: bytes of snapshots, kept after every `interval` tokens, and at the end of prompts and of
+            answers; 0 keeps none.
+        interval: number of tokens between snapshots, a multiple of `chunk`; None is `chunk`. With large
+            states, a larger number saves memory.
+        max_waiting: the most requests that wait.
+        max_length: the most tokens of a request, with those it asks for. It bounds caches that grow.
+        vocab_size: generate only token ids below this number; None allows all.
+        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
+        deterministic: run the rows one at a time, so that the bits of an answer do not depend on others. A
+            step then takes as long as a step of each row.
+        draft: proposes tokens for speculative decoding. The answers stay the same.
+
+    Attributes:
+        counts: numbers of tokens "read" from prompts, "cached" and "generated", of tokens "proposed" and
+            "accepted" by speculative decoding, and of requests that ended, by the reason.
+        failure: the exception that ended the engine.
+
+    Raises:
+        ValueError: the model is in training mode, has no outputs for tokens, or sees later steps; or a number
+            is out of range.
+
+    Example:
+        >>> from linrec.models import ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=1)).eval()
+        >>> engine = Engine(model, slots=8)
+        >>> first, second = engine.submit([1, 2, 3], n_tokens=4), engine.submit([2], n_tokens=2, seed=1)
+        >>> len(first.result()), len(second.result())
+        (4, 2)
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        slots: int = 256,
+        chunk: int = 256,
+        prompt_tokens: int = 1024,
+        snapshots: int = 2**30,
+        interval: int | None = None,
+        max_waiting: int = 1024,
+        max_length: int = 32_768,
+        vocab_size: int | None = None,
+        precision: Precision = "32-true",
+        deterministic: bool = False,
+        draft: Draft | None = None,
+    ) -> None:
+        self.vocab_size = checked_vocabulary(model, vocab_size)
+        at_least(1, slots=slots, chunk=chunk, prompt_tokens=prompt_tokens, max_length=max_length)
+        at_least(0, max_waiting=max_waiting)
+        self.interval = chunk if interval is None else interval
+        require(
+            self.interval > 0 and self.interval % chunk == 0,
+            f"`interval` must be a positive multiple of `chunk` = {chunk}; got {interval}.",
+        )
+        require(
+            all(mixer.is_causal for mixer in model.mixers),
+            f"`model` must be causal; the mixer {model.config.mixer!r} sees later steps. Train it with "
+            "`causal=True`.",
+        )
+        self.model = with_weights_cast(model, precision)
+        self.slots, self.chunk, self.prompt_tokens = slots, chunk, prompt_tokens
+        self.max_waiting, self.max_length = max_waiting, max_length
+        self.deterministic, self.draft = deterministic, draft
+        self.prefixes = PrefixTree(snapshots)
+        self.counts: Counter[str] = Counter()
+        self.failure: Exception | None = None
+        self._precision = precision
+        self._device = next(model.parameters()).device
+        self._waiting: deque[Request] = deque()
+        self._reading: dict[Request, State] = {}
+        self._running = Rows(self.model)
+        # what other threads ask for, done between steps
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._stepping, self._wake = threading.RLock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._draining = False
+
+    def submit(
+        self,
+        prompt: Iterable[int],
+        *,
+        n_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Iterable[int] = (),
+        seconds: float = math.inf,
+        process: Process | None = None,
+        salt: str = "",
+        listener: Callable[[Request], None] | None = None,
+    ) -> Request:
+        """Ask for the continuation of a prompt; any thread may ask.
+
+        Args:
+            prompt: token ids, at least one.
+            n_tokens: the most tokens to generate.
+            temperature: 0 is greedy; see `linrec.generation.Sampling`, also for `top_k` and `top_p`.
+            top_k: maximum number of tokens to choose from; None is all.
+            top_p: total probability of the tokens to choose from; None is all.
+            seed: seed of the random numbers.
+            stop: token ids after which the answer ends.
+            seconds: the most time from now on until the answer is cut off.
+            process: maps the tokens so far and their logits (v) to other logits, for grammars and penalties.
+                An exception ends this request alone.
+            salt: requests share prefixes only with requests of the same salt.
+            listener: called with the request after each step that gave it tokens and when it ends, on the
+                thread that runs the engine.
+
+        Raises:
+            ValueError: tokens or options are out of range, or the request is longer than `max_length`.
+            EngineFull: `max_waiting` requests wait already.
+            EngineError: the engine is stopped or has failed.
+        """
+        tokens = [operator.index(token) for token in prompt]
+        stop, known = frozenset(stop), self.model.config.vocab_size
+        outside = [token for token in (*tokens, *stop) if not 0 <= token < known]
+        require(
+            bool(tokens) and not outside,
+            f"`prompt` must hold at least one token, and tokens must be in 0 .. {known - 1}; got "
+            f"{outside[0] if outside else 'none'}. Encode the text with the model's own tokenizer.",
+        )
+        options = Options(
+            n_tokens=n_tokens,
+            sampling=Sampling(temperature, top_k, top_p),
+            seed=seed,
+            stop=stop,
+            seconds=seconds,
+            process=process,
+            salt=salt,
+        )
+        require(
+            len(tokens) + n_tokens <= self.max_length,
+            f"`prompt` and `n_tokens` must be at most `max_length` = {self.max_length} tokens together; got "
+            f"{len(tokens)} + {n_tokens}. Ask for fewer tokens, or pass the engine a larger `max_length`.",
+        )
+        return self._entered(Request(self, tokens, len(tokens), options, listener))
+
+    def cancel(self, request: Request) -> None:
+        """End a request, whose slot is free at the next step; a request that has ended stays as it is."""
+        self._ask(lambda: self._end([request], "cancelled"))
+
+    def fork(
+        self, request: Request, *, seed: int | None = None, listener: Callable[[Request], None] | None = None
+    ) -> Request:
+        """Return a request that continues from the tokens of another, by default with the same seed.
+
+        The new request has the options of the other one, and its tokens at the next step.
+        """
+        options = request.options if seed is None else dataclasses.replace(request.options, seed=seed)
+        child = Request(self, list(request.tokens), request.n_prompt, options, listener)
+
+        def copied() -> None:
+            child.tokens = list(request.tokens)
+            if request in self._running.requests:
+                self._keep(request, self._running.of(self._running.requests.index(request)))
+
+        return self._entered(child, before=copied)
+
+    def rollback(self, request: Request, n_tokens: int, *, seed: int | None = None) -> None:
+        """Take back the last generated tokens of a request, and generate from there.
+
+        Args:
+            request: the request, which may have ended.
+            n_tokens: number of tokens to take back.
+            seed: a new seed; None is the seed as before, which gives the same tokens again.
+
+        Raises:
+            ValueError: the request has generated fewer tokens.
+        """
+        generated = len(request.generated)
+        require(
+            1 <= n_tokens <= generated,
+            f"`n_tokens` must be in 1 .. {generated}, the number of generated tokens; got {n_tokens}.",
+        )
+        length = len(request.tokens) - n_tokens
+
+        def back() -> None:
+            self._leave([request])
+            request.cut(length, seed)
+            self._waiting.append(request)
+
+        self._ask(back)
+
+    def step(self) -> bool:
+        """Read a piece of some prompts and generate a token of each running request.
+
+        Returns:
+            Whether requests are left.
+
+        Raises:
+            EngineError: an earlier step failed.
+        """
+        with self._stepping, torch.no_grad():
+            if self.failure is not None:
+                raise EngineError(f"the engine has failed: {self.failure}") from self.failure
+            try:
+                while self._inbox:
+                    self._inbox.popleft()()
+                self._expire()
+                self._admit()
+                self._read()
+                self._generate()
+            except Exception as error:
+                self.failure = error
+                self._end(self._open(), "error", error)
+                raise
+            return bool(self._waiting or self._reading or self._running)
+
+    def start(self) -> None:
+        """Run the engine in a thread of its own until `stop`."""
+        require(self._thread is None, "the engine runs already; `start` is called once.")
+        self._thread = threading.Thread(target=self._run, name="linrec-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, grace: float = math.inf) -> None:
+        """Take no further requests, finish the open ones, and end the thread.
+
+        Args:
+            grace: seconds after which open requests are cancelled.
+        """
+        self._draining = True
+        self._wake.set()
+        if self._thread is None:
+            return
+        self._thread.join(None if grace == math.inf else grace)
+        if self._thread.is_alive():
+            self._ask(lambda: self._end(self._open(), "cancelled"))
+            self._thread.join()
+        self._thread = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread runs the engine."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers of requests "waiting", "reading" and "running", and "bytes" of snapshots."""
+        return {
+            "waiting": len(self._waiting) + len(self._inbox),
+            "reading": len(self._reading),
+            "running": len(self._running),
+            "bytes": self.prefixes.nbytes,
+        }
+
+    def _run(self) -> None:
+        while True:
+            try:
+                busy = self.step()
+            except Exception:
+                # kept as `failure`; the requests have ended
+                return
+            if not busy and not self._inbox:
+                if self._draining:
+                    return
+                self._wake.wait()
+                self._wake.clear()
+
+    def _ask(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _entered(self, request: Request, *, before: Callable[[], None] = lambda: None) -> Request:
+        if self._draining or self.failure is not None:
+            raise EngineError("the engine is stopped, and takes no requests.")
+        free = self.slots - len(self._reading) - len(self._running)
+        if len(self._waiting) + len(self._inbox) >= self.max_waiting + free:
+            raise EngineFull(f"{self.max_waiting} requests wait already; ask again later.")
+
+        def enter() -> None:
+            before()
+            self._waiting.append(request)
+
+        self._ask(enter)
+        return request
+
+    def _open(self) -> list[Request]:
+        return [*self._waiting, *self._reading, *self._running.requests]
+
+    def _end(self, requests: Sequence[Request], why: Ended, error: Exception | None = None) -> None:
+        """End the open ones of these requests."""
+        requests = [request for request in requests if request.ended is None]
+        self._leave(requests)
+        self.counts[why] += len(requests)
+        for request in requests:
+            request.end(why, error)
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Take requests from where they wait, read or run."""
+        self._running.leave(requests)
+        for request in requests:
+            self._reading.pop(request, None)
+            if request in self._waiting:
+                self._waiting.remove(request)
+
+    def _expire(self) -> None:
+        """End the requests whose time is over."""
+        now = time.monotonic()
+        self._end([request for request in self._open() if now > request.deadline], "deadline")
+
+    def _admit(self) -> None:
+        """Give free slots to the requests that have waited longest, with the state of their prefix."""
+        while self._waiting and len(self._reading) + len(self._running) < self.slots:
+            request = self._waiting.popleft()
+            # a running row has read all tokens but the newest
+            request.read, state = self.prefixes.find(request.tokens[:-1], salt=request.options.salt)
+            request.cached = min(request.read, request.n_prompt)
+            self.counts["cached"] += request.read
+            self._reading[request] = self.model.init_state(1) if state is None else state
+        self._run_on([request for request in self._reading if not request.unread])
+
+    def _run_on(self, requests: Sequence[Request]) -> None:
+        """Let requests generate that have read their prompt."""
+        if requests:
+            state = joined_rows(self.model, [([request], self._reading.pop(request)) for request in requests])
+            self._running.join(requests, state)
+
+    def _read(self) -> None:
+        """Read a piece of the prompts that have waited longest for it, pieces of one length together."""
+        budget, pieces = self.prompt_tokens, dict[int, list[Request]]()
+        for request in self._reading:
+            # pieces end at multiples of `chunk`, so that equal prefixes have equal snapshots
+            length = min(self.chunk - request.read % self.chunk, request.unread)
+            if length > budget and pieces:
+                break
+            budget -= length
+            pieces.setdefault(length, []).append(request)
+        for length, requests in pieces.items():
+            self._read_piece(requests, length)
+
+    def _read_piece(self, requests: Sequence[Request], length: int) -> None:
+        rows = Rows(self.model)
+        parts = [([request], self._reading.pop(request)) for request in requests]
+        rows.join(requests, joined_rows(self.model, parts))
+        tokens = torch.tensor([request.tokens[request.read : request.read + length] for request in requests])
+        _, rows.state = self._hidden(tokens, rows)
+        self.counts["read"] += tokens.numel()
+        for row, request in enumerate(requests):
+            request.read += length
+            # behind the others, so that long prompts do not hold up short ones
+            self._reading[request] = rows.of(row)
+            if request.read % self.interval == 0 or not request.unread:
+                self._keep(request, self._reading[request])
+        self._run_on([request for request in requests if not request.unread])
+
+    def _generate(self) -> None:
+        """Generate a token of each running request; with a draft, also the tokens that it has guessed."""
+        rows, requests = self._running, list(self._running.requests)
+        if not requests:
+            return
+        given = torch.tensor([[request.tokens[-1]] for request in requests])
+        if self.draft is not None:
+            given = torch.cat([given, self.draft.propose(requests)], 1)
+        x, after = self._hidden(given, rows)
+        logits = torch.cat([self.model.head(part) for part in x.split(1 if self.deterministic else len(x))])
+        logits = logits[..., : self.vocab_size]
+        valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
+        errors: dict[Request, Exception] = {
+            request: ValueError("its logits are not finite. Use a higher `precision`, or other weights.")
+            for request, n in zip(requests, valid, strict=True)
+            if n == 0
+        }
+        errors |= self._processed(logits, [request for request in requests if request not in errors])
+        chosen = choose(logits, requests).tolist()
+        new = {
+            request: request.accepted(*found)
+            for request, *found in zip(requests, chosen, given[:, 1:].tolist(), valid, strict=True)
+            if request not in errors
+        }
+        rows.state = self._behind(
+            given, rows, after, [len(new.get(request, given[0])) for request in requests]
+        )
+        self.counts["proposed"] += given[:, 1:].numel()
+        for request, tokens in new.items():
+            self.counts["accepted"] += len(tokens) - 1
+            self.counts["generated"] += len(tokens)
+            if (error := request.extend(tokens)) is not None:
+                errors[request] = error
+        rows.state = levelled(self.model, rows.state, max(request.read for request in requests))
+        for row, request in enumerate(requests):
+            if request not in errors and (request.complete or request.read % self.interval == 0):
+                self._keep(request, rows.of(row))
+        for request, error in errors.items():
+            self._end([request], "error", error)
+        for why in ("stop", "length"):
+            self._end([request for request in requests if request.complete == why], why)
+
+    def _processed(self, logits: Tensor, requests: Sequence[Request]) -> dict[Request, Exception]:
+        """Let requests change the logits of their next token; return the errors of those that fail."""
+        errors: dict[Request, Exception] = {}
+        for row, request in enumerate(self._running.requests):
+            if request in requests and request.options.process is not None:
+                try:
+                    logits[row, 0] = request.options.process(request.tokens, logits[row, 0])
+                except Exception as error:
+                    errors[request] = error
+        return errors
+
+    def _hidden(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, State]:
+        """Return the head's inputs for further tokens of rows (b, n), and the state after them."""
+        tokens = tokens.to(self._device)
+        with autocast(self._precision, self._device):
+            if not self.deterministic:
+                return self.model.hidden(tokens, rows.state)
+            alone = [self.model.hidden(tokens[row, None], rows.of(row)) for row in range(len(rows))]
+        state = joined((torch.tensor([row], device=self._device), alone[row][1]) for row in range(len(rows)))
+        return torch.cat([x for x, _ in alone]), state
+
+    def _behind(self, given: Tensor, rows: Rows, after: State, counts: Sequence[int]) -> State:
+        """Return the state of rows after some of the given tokens: read again, where it is not all of them.
+
+        Args:
+            given: tokens (b, n).
+            rows: the rows before these tokens.
+            after: the state after all of these tokens.
+            counts: the number of tokens that each row is to have read.
+        """
+        every = range(len(rows))
+        groups = [(n, [row for row in every if counts[row] == n]) for n in sorted({*counts})]
+        if len(groups) == 1 and groups[0][0] == given.shape[1]:
+            return after
+        found = []
+        for n, some in groups:
+            index = torch.tensor(some, device=self._device)
+            state = rows_of(after, index)
+            if n < given.shape[1]:
+                _, state = self._hidden(given[some, :n], rows.some(some))
+            found.append((index, state))
+        return joined(found)
+
+    def _keep(self, request: Request, state: State) -> None:
+        """Keep a snapshot, unless its bits may depend on how the tokens were read."""
+        if not self.deterministic or (request.read % self.chunk == 0 and request.read < request.n_prompt):
+            self.prefixes.put(request.tokens[: request.read], state, salt=request.options.salt)

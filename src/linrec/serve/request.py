@@ -1,0 +1,192 @@
+"""A request to the engine: its prompt, its options, and the tokens generated so far."""
+
+import dataclasses
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from linrec.generation.noise import check_seed, uniforms
+from linrec.generation.sampling import Sampling
+from linrec.rules import at_least, positive
+
+if TYPE_CHECKING:
+    from linrec.serve.engine import Engine
+
+__all__ = ["Ended", "Process", "Request", "RequestError"]
+
+Ended: TypeAlias = Literal["length", "stop", "cancelled", "deadline", "error"]
+Process: TypeAlias = Callable[[Sequence[int], Float[Tensor, "v"]], Float[Tensor, "v"]]
+
+# random numbers that are drawn at once
+BLOCK = 64
+
+
+class RequestError(RuntimeError):
+    """A request that ended by an error, such as logits that are not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a request is answered; see `Engine.submit`."""
+
+    n_tokens: int
+    sampling: Sampling
+    seed: int = 0
+    stop: frozenset[int] = frozenset()
+    seconds: float = math.inf
+    process: Process | None = None
+    salt: str = ""
+
+    def __post_init__(self) -> None:
+        at_least(1, n_tokens=self.n_tokens)
+        check_seed(self.seed)
+        if self.seconds != math.inf:
+            positive(seconds=self.seconds)
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and its continuation, made by `Engine.submit`.
+
+    Iterate over a request for its tokens as they come. Where no thread runs the engine, the iteration takes
+    the engine's steps, for all requests.
+
+    Attributes:
+        tokens: tokens of the prompt and the generated tokens.
+        n_prompt: number of tokens of the prompt.
+        options: how the request is answered.
+        read: number of tokens that the state has read.
+        cached: number of tokens of the prompt whose state was in the prefix tree.
+        ended: why the request ended, None before: "length", "stop" for a token of `stop`, "cancelled",
+            "deadline" or "error".
+        error: the exception that ended the request.
+        times: seconds of `time.monotonic` at which it was submitted, had its first token, and ended.
+    """
+
+    engine: "Engine"
+    tokens: list[int]
+    n_prompt: int
+    options: Options
+    listener: Callable[["Request"], None] | None = None
+    read: int = 0
+    cached: int = 0
+    ended: Ended | None = None
+    error: Exception | None = None
+    times: dict[str, float] = field(default_factory=dict)
+    _came: "queue.SimpleQueue[int | None]" = field(default_factory=queue.SimpleQueue)
+    _drawn: np.ndarray | None = None
+    _from: int = 0
+
+    def __post_init__(self) -> None:
+        self.times["submitted"] = time.monotonic()
+
+    @property
+    def generated(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[self.n_prompt :]
+
+    @property
+    def unread(self) -> int:
+        """Number of tokens to read before the next token can be generated, without the newest token."""
+        return len(self.tokens) - 1 - self.read
+
+    @property
+    def deadline(self) -> float:
+        """The time at which the request is cut off."""
+        return self.times["submitted"] + self.options.seconds
+
+    @property
+    def complete(self) -> Ended | None:
+        """Why the answer is complete; None if it is not."""
+        if self.generated and self.tokens[-1] in self.options.stop:
+            return "stop"
+        return "length" if len(self.tokens) - self.n_prompt >= self.options.n_tokens else None
+
+    def accepted(self, chosen: Sequence[int], drafted: Sequence[int], valid: int) -> list[int]:
+        """Return the new tokens: the chosen tokens up to the first that differs from the draft.
+
+        Args:
+            chosen: the choice after the newest token, and after each token of the draft.
+            drafted: the tokens of the draft.
+            valid: number of choices that are from finite logits.
+        """
+        agree = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, drafted, strict=False))
+        most = min(1 + len(list(agree)), valid, self.n_prompt + self.options.n_tokens - len(self.tokens))
+        if self.options.process is not None:
+            # it has seen the logits of one token alone
+            most = 1
+        stops = (n for n, token in enumerate(chosen[:most], 1) if token in self.options.stop)
+        return list(chosen[: next(stops, most)])
+
+    def extend(self, tokens: Sequence[int]) -> Exception | None:
+        """Append generated tokens, whose predecessors the state has read; return the listener's error."""
+        self.times.setdefault("first", time.monotonic())
+        self.tokens += tokens
+        self.read = len(self.tokens) - 1
+        for token in tokens:
+            self._came.put(token)
+        return self._told()
+
+    def cut(self, length: int, seed: int | None) -> None:
+        """Go back to fewer tokens, and wait again."""
+        del self.tokens[length:]
+        self.read, self.ended, self.error, self._drawn = 0, None, None, None
+        if seed is not None:
+            self.options = dataclasses.replace(self.options, seed=seed)
+
+    def end(self, why: Ended, error: Exception | None = None) -> None:
+        """End the request."""
+        self.ended, self.error, self.times["ended"] = why, error, time.monotonic()
+        self._came.put(None)
+        self._told()
+
+    def _told(self) -> Exception | None:
+        try:
+            if self.listener is not None:
+                self.listener(self)
+        except Exception as error:
+            return error
+        return None
+
+    def uniform(self, ahead: int = 0) -> float:
+        """Return the random number of the next token, or of the token `ahead` of it."""
+        index = len(self.tokens) - self.n_prompt + ahead
+        if self._drawn is None or not self._from <= index < self._from + BLOCK:
+            # the first row of a batch: `generate` draws the same numbers for the prompt alone
+            self._drawn, self._from = uniforms(self.options.seed, 0, index, BLOCK), index
+        return float(self._drawn[index - self._from])
+
+    def result(self) -> list[int]:
+        """Return all generated tokens after the request has ended.
+
+        Raises:
+            RequestError: the request ended by an error.
+        """
+        for _ in self:
+            pass
+        return self.generated
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the tokens that have not been yielded yet, until the request has ended."""
+        while (token := self._next()) is not None:
+            yield token
+        if self.error is not None:
+            raise RequestError(f"the request ended by an error: {self.error}") from self.error
+
+    def _next(self) -> int | None:
+        if self.ended is not None and self._came.empty():
+            return None
+        while not self.engine.is_running:
+            try:
+                return self._came.get_nowait()
+            except queue.Empty:
+                self.engine.step()
+        return self._came.get()

@@ -1,0 +1,38 @@
+"""The choice of the next tokens of rows, each with its own distribution and its own random numbers."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from linrec.generation.sampling import Sampling, candidates, draw
+from linrec.serve.request import Request
+
+__all__ = ["choose"]
+
+
+def choose(
+    logits: Float[Tensor, "b k v"], requests: Sequence[Request], *, ahead: int = 0
+) -> Int64[Tensor, "b k"]:
+    """Return the tokens that `generate` chooses for each request from these logits.
+
+    Args:
+        logits: logits of k successive tokens of each request.
+        requests: the request of each row.
+        ahead: index of the first of these tokens, from the next token of the requests on.
+    """
+    (batch, k), alike = logits.shape[:2], dict[Sampling, list[int]]()
+    for row, request in enumerate(requests):
+        alike.setdefault(request.options.sampling, []).append(row)
+    chosen = torch.empty(batch, k, dtype=torch.int64, device=logits.device)
+    for sampling, rows in alike.items():
+        found = candidates(logits[rows].flatten(0, 1), sampling)
+        if sampling.greedy:
+            tokens = found.ids[:, 0]
+        else:
+            u = [requests[row].uniform(ahead + place) for row in rows for place in range(k)]
+            p = found.probabilities
+            tokens = draw(found, torch.tensor(u, dtype=p.dtype, device=p.device)[:, None])
+        chosen[rows] = tokens.view(len(rows), k)
+    return chosen

@@ -1,0 +1,284 @@
+"""The engine gives each request the tokens of `generate`, whoever else is in the batch."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from linrec.generation import generate
+from linrec.serve import Engine, EngineError, EngineFull, ModelDraft, NGramDraft, RequestError
+from tests.generation.models import FIRST, MIXERS, VOCAB, build
+from tests.tiers import tiered
+
+# a state of constant size, caches of two kinds, segments, and several kinds of layers
+SOME = ["gate_loop", "attention", "attention window", "transformer_xl", "hybrid"]
+OPTIONS = [
+    {"temperature": 0},
+    {"seed": 3},
+    {"top_k": 3, "seed": 4},
+    {"top_p": 0.8, "seed": 5},
+    {"temperature": 0.7, "seed": 6},
+    {"seed": 7},
+    {"temperature": 0},
+]
+
+
+def prompts_of(*lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+PROMPTS = prompts_of(1, 3, 9, 17, 4, 9)
+PROMPTS.append([*PROMPTS[3][:12], 1, 2])
+
+
+def alone(model, prompt, n_tokens=10, **options):
+    return generate(model, torch.tensor([prompt]), n_tokens=n_tokens, **options).tokens[0].tolist()
+
+
+def small(name, **options):
+    return Engine(build(name), **{"slots": 4, "chunk": 4, "prompt_tokens": 8} | options)
+
+
+@pytest.mark.parametrize("name", tiered(SOME, FIRST, MIXERS))
+@pytest.mark.parametrize("options", tiered([{}], rare=[{"deterministic": True}, {"snapshots": 0}]), ids=str)
+@pytest.mark.parametrize("draft", tiered([None], rare=[3]))
+def test_tokens_are_those_of_generate_alone(name, options, draft):
+    engine = small(name, **options, draft=draft and NGramDraft(draft))
+    found = []
+    for prompt, chosen in zip(PROMPTS, OPTIONS, strict=True):
+        found.append(engine.submit(prompt, n_tokens=10, **chosen))
+        # requests come while others run, and wait for slots
+        engine.step()
+    # of a recycled slot too
+    for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
+        assert request.result() == alone(engine.model, prompt, **chosen)
+        assert request.ended == "length"
+    assert engine.sizes["running"] == engine.sizes["reading"] == engine.sizes["waiting"] == 0
+    assert engine.counts["generated"] == 10 * len(PROMPTS)
+    if engine.prefixes.budget:
+        # the last prompt begins as another one, which was read up to a multiple of `chunk`
+        assert found[-1].cached == 12
+
+
+@pytest.mark.parametrize("name", tiered(["gate_loop", "attention"], SOME))
+def test_a_prefix_is_found_at_every_length_and_changes_no_token(name):
+    engine = small(name)
+    prompt = PROMPTS[3]
+    engine.submit(prompt, n_tokens=6).result()
+    read = engine.counts["read"]
+    for shared in range(1, 17):
+        asked = [*prompt[:shared], (prompt[shared] + 1) % VOCAB, 1]
+        request = engine.submit(asked, n_tokens=3, seed=2)
+        assert request.result() == alone(engine.model, asked, 3, seed=2)
+        # at most one interval is read again, and the token that differs
+        assert request.cached >= shared // 4 * 4
+    turn = engine.submit(prompt, n_tokens=6)
+    follow = [*prompt, *turn.result(), 5, 3]
+    second = engine.submit(follow, n_tokens=4, seed=1)
+    assert second.result() == alone(engine.model, follow, 4, seed=1)
+    # the next turn of a chat begins with all of the answer but its last token
+    assert second.cached == len(follow) - 3 and engine.counts["read"] > read
+    salted = engine.submit(prompt, n_tokens=2, salt="other")
+    salted.result()
+    assert salted.cached == 0
+
+
+def test_snapshots_stay_within_their_budget_and_leave_the_tokens_as_they_are():
+    engine = small("attention", snapshots=4000)
+    for prompt in prompts_of(*range(2, 30)):
+        request = engine.submit(prompt, n_tokens=3, seed=1)
+        assert request.result() == alone(engine.model, prompt, 3, seed=1)
+        assert 0 < engine.prefixes.nbytes <= 4000
+
+
+@pytest.mark.parametrize("name", tiered(["gate_loop", "attention"], SOME))
+def test_a_fork_and_a_rollback_go_on_as_the_request_would(name):
+    engine = small(name)
+    request = engine.submit(PROMPTS[2], n_tokens=10, seed=3)
+    other = engine.submit(PROMPTS[1], n_tokens=10, seed=8)
+    tokens = list(itertools.islice(request, 4))
+    same, different = engine.fork(request), engine.fork(request, seed=4)
+    expected = alone(engine.model, PROMPTS[2], seed=3)
+    assert request.result() == same.result() == expected == tokens + expected[4:]
+    assert different.result()[:4] == tokens and different.generated != expected
+    # a fork reads nothing again
+    assert engine.counts["read"] == len(PROMPTS[2]) + len(PROMPTS[1]) - 2
+    engine.rollback(request, 3)
+    assert request.result() == expected
+    engine.rollback(request, 3, seed=5)
+    redrawn = alone(engine.model, PROMPTS[2] + expected[:7], 3, seed=5)
+    assert request.result()[:7] == expected[:7] and len(request.generated) == 10
+    assert request.generated[7:] != expected[7:] or redrawn
+    with pytest.raises(ValueError, match=r"`n_tokens` must be in 1 \.\. 10.*got 11"):
+        engine.rollback(request, 11)
+    assert other.result() == alone(engine.model, PROMPTS[1], seed=8)
+
+
+@pytest.mark.parametrize("draft", ["n-grams", "model", "other model"])
+@pytest.mark.parametrize("name", tiered(["gate_loop", "attention"], SOME))
+def test_drafts_change_no_token_and_are_accepted_where_they_are_right(name, draft):
+    model = build(name)
+    drafts = {
+        "n-grams": lambda: NGramDraft(3),
+        "model": lambda: ModelDraft(model, 3),
+        "other model": lambda: ModelDraft(build(name, seed=1), 3),
+    }
+    engine = Engine(model, slots=4, draft=drafts[draft]())
+    found = [engine.submit(p, n_tokens=20, **o) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
+    for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
+        assert request.result() == alone(model, prompt, 20, **chosen)
+    counts = engine.counts
+    assert counts["generated"] == 20 * len(found)
+    if draft == "model":
+        # nothing but the ends of answers is refused
+        assert counts["accepted"] == 15 * len(found)
+    else:
+        assert 0 < counts["accepted"] < counts["proposed"]
+    request = found[1]
+    engine.rollback(request, 7)
+    assert request.result() == alone(model, PROMPTS[1], 20, **OPTIONS[1])
+
+
+def test_stops_limits_and_cancels_end_a_request_and_free_its_slot():
+    engine = small("gate_loop", slots=1)
+    expected = alone(engine.model, PROMPTS[2], seed=3)
+    stopped = engine.submit(PROMPTS[2], n_tokens=10, seed=3, stop=[expected[4]])
+    assert stopped.result() == expected[: expected.index(expected[4]) + 1] and stopped.ended == "stop"
+    late = engine.submit(PROMPTS[2], n_tokens=10, seconds=1e-9)
+    assert late.result() == [] and late.ended == "deadline"
+    running, waiting = (engine.submit(PROMPTS[2], n_tokens=10, seed=3) for _ in range(2))
+    assert next(iter(running)) == expected[0]
+    engine.cancel(running)
+    assert waiting.result() == expected
+    assert running.ended == "cancelled" and len(running.generated) <= 2
+    engine.cancel(waiting)
+    engine.step()
+    assert waiting.ended == "length"
+
+
+def test_a_request_that_fails_harms_no_other():
+    engine = small("gate_loop")
+
+    def refused(tokens, logits):
+        raise KeyError("no such rule")
+
+    def only_even(tokens, logits):
+        return logits.masked_fill(torch.arange(VOCAB) % 2 == 1, -torch.inf)
+
+    def unheard(request):
+        raise BrokenPipeError("gone")
+
+    good = engine.submit(PROMPTS[1], n_tokens=10, seed=3)
+    bad = engine.submit(PROMPTS[2], n_tokens=10, process=refused)
+    even = engine.submit(PROMPTS[2], n_tokens=10, process=only_even)
+    gone = engine.submit(PROMPTS[2], n_tokens=10, listener=unheard)
+    assert all(token % 2 == 0 for token in even.result()) and len(even.generated) == 10
+    with pytest.raises(RequestError, match="no such rule"):
+        bad.result()
+    with pytest.raises(RequestError, match="gone"):
+        gone.result()
+    assert good.result() == alone(engine.model, PROMPTS[1], seed=3)
+    broken = build("gate_loop")
+    with torch.no_grad():
+        broken.embedding.weight[5] = torch.nan
+    engine = Engine(broken)
+    good, bad = engine.submit([1, 2, 3], n_tokens=1, temperature=0), engine.submit([1, 5], n_tokens=4)
+    with pytest.raises(RequestError, match="not finite"):
+        bad.result()
+    # the slot is used again
+    assert good.result() == engine.submit([1, 2, 3], n_tokens=1, temperature=0).result()
+
+
+def test_a_step_that_fails_ends_all_requests_and_the_engine():
+    engine = small("gate_loop")
+    request = engine.submit(PROMPTS[1], n_tokens=10)
+    engine.step()
+    engine.model.hidden = None
+    with pytest.raises(TypeError):
+        engine.step()
+    with pytest.raises(RequestError):
+        request.result()
+    for refused in (engine.step, lambda: engine.submit([1], n_tokens=1)):
+        with pytest.raises(EngineError):
+            refused()
+
+
+def test_threads_ask_a_running_engine_and_it_finishes_what_it_took():
+    engine = small("gate_loop", slots=3)
+    engine.start()
+    found, threads = {}, []
+
+    def ask(seed):
+        request = engine.submit(PROMPTS[seed % 7], n_tokens=10, seed=seed)
+        found[seed] = list(request)
+
+    for seed in range(12):
+        threads.append(threading.Thread(target=ask, args=(seed,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(60)
+    last = engine.submit(PROMPTS[0], n_tokens=10, seed=1)
+    engine.stop()
+    assert last.ended == "length" and not engine.is_running
+    for seed, tokens in found.items():
+        assert tokens == alone(engine.model, PROMPTS[seed % 7], seed=seed)
+    with pytest.raises(EngineError, match="stopped"):
+        engine.submit([1], n_tokens=1)
+    engine = small("gate_loop")
+    engine.start()
+    endless = engine.submit([1], n_tokens=30_000)
+    engine.stop(grace=0.2)
+    assert endless.ended == "cancelled" and 0 < len(endless.generated) < 30_000
+
+
+def test_a_long_prompt_does_not_hold_up_the_others():
+    engine = small("gate_loop")
+    long = engine.submit(prompts_of(400)[0], n_tokens=1)
+    engine.step()
+    short = engine.submit(PROMPTS[1], n_tokens=5)
+    for _ in range(6):
+        engine.step()
+    assert short.ended == "length" and long.ended is None
+
+
+def test_more_than_fits_is_refused():
+    engine = small("gate_loop", slots=1, max_waiting=2, max_length=20)
+    for _ in range(3):
+        engine.submit([1], n_tokens=2)
+    with pytest.raises(EngineFull, match="2 requests wait"):
+        engine.submit([1], n_tokens=2)
+    while engine.step():
+        pass
+    with pytest.raises(ValueError, match=r"`max_length` = 20 .* got 15 \+ 6"):
+        engine.submit([1] * 15, n_tokens=6)
+    for prompt in ([], [VOCAB], [-1]):
+        with pytest.raises(ValueError, match=r"`prompt` must hold at least one token.* 0 \.\. 12"):
+            engine.submit(prompt, n_tokens=1)
+    with pytest.raises(TypeError):
+        engine.submit([0.5], n_tokens=1)
+    with pytest.raises(ValueError, match="`interval` must be a positive multiple of `chunk` = 4; got 6"):
+        small("gate_loop", interval=6)
+    with pytest.raises(ValueError, match="evaluation mode"):
+        Engine(build("gate_loop").train())
+
+
+@pytest.mark.parametrize("name", tiered(["gate_loop", "attention"], SOME))
+def test_bits_do_not_depend_on_the_batch_if_asked(name):
+    model = build(name, dtype=torch.float32, d_model=64)
+    logits = {}
+
+    def noted(tokens, given):
+        logits.setdefault((len(logits), *tokens), given.clone())
+        return given
+
+    found = []
+    for others in (0, 6):
+        engine = Engine(model, chunk=4, prompt_tokens=8, deterministic=True)
+        requests = [engine.submit(prompt, n_tokens=8) for prompt in PROMPTS[:others]]
+        logits = {}
+        engine.submit(PROMPTS[3], n_tokens=8, seed=2, process=noted).result()
+        found.append(list(logits.values()))
+        assert all(request.result() for request in requests)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) == 8
