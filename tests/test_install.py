@@ -17,6 +17,7 @@ from .markdown import ROOT
 NEED_EXTRA = [
     "cli",
     "hf",
+    *(f"serve.{name}" for name in ("bodies", "http")),
     *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "publishing", "report")),
 ]
 BLOCK = """

@@ -19,6 +19,7 @@ EXTRAS = {
     "eval": ("lm_eval",),
     "bench": ("ray", "pyarrow"),
     "ode": ("torchdiffeq",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """The packages of each extra that `src/linrec` imports, by the name of the import."""
 

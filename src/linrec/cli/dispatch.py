@@ -29,6 +29,7 @@ from linrec.extras import check_extra
 COMMANDS = {
     "train": "train RECIPE   train a model",
     "generate": "generate RUN   continue a text with a language model",
+    "serve": "serve RUN      answer OpenAI's clients over HTTP",
     "eval": "eval RUN       measure perplexity by context length",
     "inspect": "inspect RUN    show what a model remembers and forgets",
     "report": "report RUN...  write pictures and tables of trained models",
@@ -39,10 +40,14 @@ COMMANDS = {
     "demo": "demo           train two small models, and write a report",
 }
 
+# beside "lab"
+EXTRAS_OF = {"serve": ("serve",)}
+
 # for every command, the options that reduce its memory use
 LESS_MEMORY = {
     "train": "Pass a smaller --loop.batch-size, a larger --loop.accumulate, or a smaller --model.d-model.",
     "generate": "Pass a shorter prompt, or another --device.",
+    "serve": "Pass fewer --slots, smaller --snapshots, or another --device.",
     "eval": "Pass fewer --batch-tokens, shorter --lengths, or another --device.",
     "inspect": "Pass fewer --tokens, --no-matrices, or another --device.",
     "bench": "Pass fewer --parameters, or fewer --workers.",
@@ -105,7 +110,8 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(unknown("command", words[0], COMMANDS))
-        check_extra("lab", f"`linrec {words[0]}`")
+        for extra in ("lab", *EXTRAS_OF.get(words[0], ())):
+            check_extra(extra, f"`linrec {words[0]}`")
         with warnings.catch_warnings(), _quiet_threads():
             warnings.showwarning = _show_warning
             # complex states have their own kernels, so the warning describes no loss that users could avoid

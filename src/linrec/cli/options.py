@@ -54,6 +54,47 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True)
+class ServeOptions:
+    """Answer requests of OpenAI's clients over HTTP, many at once.
+
+    Ctrl-C or SIGTERM refuses new requests, and ends when the open ones have ended.
+
+    Args:
+        model: run folder of a language model, or a folder that `linrec publish` wrote.
+        host: address to listen at; 0.0.0.0 takes requests from other machines.
+        port: port to listen at.
+        name: name of the model, by default that of the folder.
+        slots: the most requests that are answered at the same time.
+        snapshots: memory for states of prompts and answers, from which further requests start.
+        draft_tokens: number of tokens to guess from the text so far and check in one step; 0 guesses none.
+        max_waiting: the most requests that wait for a slot; more are refused.
+        max_length: the most tokens of a prompt and its answer.
+        api_key_file: a file with the keys that clients may use, one a line; without it, no key is needed.
+        chat_template: a Jinja template of chats, by default that of the folder.
+        grace: seconds that open requests have to end.
+        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
+        trust_code: allow running the code of a task or mixer that the run names by an import path.
+        precision: float32 throughout, or bfloat16 autocast.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    slots: int = 256
+    snapshots: str = "1GiB"
+    draft_tokens: int = 0
+    max_waiting: int = 1024
+    max_length: int = 32_768
+    api_key_file: Path | None = None
+    chat_template: Path | None = None
+    grace: float = 30.0
+    device: DeviceName = "auto"
+    trust_code: bool = False
+    precision: Precision = "32-true"
+
+
+@dataclass(frozen=True)
 class TextOptions:
     """A text to use instead of the run's own, tokenised with the run's tokenizer.
 
@@ -384,6 +425,7 @@ class DemoOptions:
 
 OPTIONS_OF: dict[str, type[Any]] = {
     "generate": GenerateOptions,
+    "serve": ServeOptions,
     "eval": EvalOptions,
     "inspect": InspectOptions,
     "report": ReportOptions,

@@ -33,7 +33,7 @@ class EngineError(RuntimeError):
 
 
 class EngineFull(RuntimeError):  # noqa: N818
-    """As many requests wait as the engine allows; ask again later."""
+    """The number of waiting requests has reached its limit; ask again later."""
 
 
 class Engine:
@@ -191,7 +191,8 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """End a request, whose slot is free at the next step; a request that has ended stays as it is."""
-        self._ask(lambda: self._end([request], "cancelled"))
+        if request.ended is None:
+            self._ask(lambda: self._end([request], "cancelled"))
 
     def fork(
         self, request: Request, *, seed: int | None = None, listener: Callable[[Request], None] | None = None
@@ -266,14 +267,18 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="linrec-engine", daemon=True)
         self._thread.start()
 
+    def drain(self) -> None:
+        """Take no further requests."""
+        self._draining = True
+        self._wake.set()
+
     def stop(self, *, grace: float = math.inf) -> None:
         """Take no further requests, finish the open ones, and end the thread.
 
         Args:
             grace: seconds after which open requests are cancelled.
         """
-        self._draining = True
-        self._wake.set()
+        self.drain()
         if self._thread is None:
             return
         self._thread.join(None if grace == math.inf else grace)
@@ -288,13 +293,17 @@ class Engine:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Numbers of requests "waiting", "reading" and "running", and "bytes" of snapshots."""
+    def accepts(self) -> bool:
+        """Whether the engine takes requests."""
+        return not self._draining and self.failure is None
+
+    @property
+    def open_requests(self) -> dict[str, int]:
+        """Numbers of requests that are "waiting", "reading" and "running"."""
         return {
             "waiting": len(self._waiting) + len(self._inbox),
             "reading": len(self._reading),
             "running": len(self._running),
-            "bytes": self.prefixes.nbytes,
         }
 
     def _run(self) -> None:
@@ -315,7 +324,7 @@ class Engine:
         self._wake.set()
 
     def _entered(self, request: Request, *, before: Callable[[], None] = lambda: None) -> Request:
-        if self._draining or self.failure is not None:
+        if not self.accepts:
             raise EngineError("the engine is stopped, and takes no requests.")
         free = self.slots - len(self._reading) - len(self._running)
         if len(self._waiting) + len(self._inbox) >= self.max_waiting + free:

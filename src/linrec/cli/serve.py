@@ -1,0 +1,128 @@
+"""`linrec serve RUN_OR_FOLDER`: answer requests of OpenAI's clients over HTTP."""
+
+import re
+import time
+from typing import Any
+
+import uvicorn
+
+from linrec.cli.options import ServeOptions
+from linrec.cli.output import say
+from linrec.cli.parsing import one_line_errors, parse
+from linrec.errors import ConfigError
+from linrec.files import read_json, reason
+from linrec.lab.train import load_run
+from linrec.lab.train.fabric import device_of
+from linrec.lab.train.run import language_task, tokenizer_of
+from linrec.models import LanguageModel
+from linrec.serve import Engine, NGramDraft
+from linrec.serve.http import make_app
+from linrec.text import Tokenizer, load_tokenizer
+
+UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+BYTES = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
+
+
+class _Server(uvicorn.Server):
+    """After a signal, refuses new requests and ends with the open ones; a second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
+        super().__init__(config)
+        self.engine, self.grace = engine, grace
+        self.signalled: float | None = None
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to end."""
+        if self.signalled is not None:
+            self.should_exit = self.force_exit = True
+        else:
+            self.signalled = time.monotonic()
+            self.engine.drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end, which uvicorn asks ten times a second."""
+        if self.engine.failure is not None:
+            self.should_exit = True
+        if self.signalled is not None:
+            late = time.monotonic() - self.signalled > self.grace
+            self.should_exit |= late or not any(self.engine.open_requests.values())
+        return await super().on_tick(counter)
+
+
+def run(words: list[str]) -> int:
+    """Run `linrec serve`."""
+    options = parse(ServeOptions, words, "linrec serve")
+    with one_line_errors():
+        return _run(options)
+
+
+def _run(options: ServeOptions) -> int:
+    keys, snapshots = _keys(options), _bytes(options.snapshots)
+    model, tokenizer = _model(options)
+    engine = Engine(
+        model,
+        slots=options.slots,
+        snapshots=snapshots,
+        max_waiting=options.max_waiting,
+        max_length=options.max_length,
+        vocab_size=tokenizer.vocab_size,
+        precision=options.precision,
+        draft=NGramDraft(options.draft_tokens) if options.draft_tokens else None,
+    )
+    name = options.name or options.model.resolve().name
+    app = make_app(engine, tokenizer, name=name, chat_template=_chat_template(options), keys=keys)
+    config = uvicorn.Config(
+        app, host=options.host, port=options.port, log_level="warning", access_log=False, server_header=False
+    )
+    server = _Server(config, engine, options.grace)
+    say(f"{name} at http://{options.host}:{options.port}/v1")
+    server.run()
+    if engine.failure is not None:
+        raise engine.failure
+    return 0
+
+
+def _model(options: ServeOptions) -> tuple[LanguageModel, Tokenizer]:
+    """Return the model and the tokenizer of a run folder, or of a folder that transformers loads."""
+    device, folder = device_of(options.device), options.model
+    if (folder / "config.json").is_file() and read_json(folder / "config.json").get("model_type") == "linrec":
+        from linrec.hf import from_hugging_face
+
+        return from_hugging_face(folder).to(device).eval(), load_tokenizer(folder)
+    trained = load_run(folder, trust_code=options.trust_code)
+    language_task(trained)
+    model: LanguageModel = trained.model(device)
+    return model, tokenizer_of(trained)
+
+
+def _chat_template(options: ServeOptions) -> str | None:
+    """Return the text of the chat template beside the tokenizer, or of the given file."""
+    path = options.chat_template or options.model / "chat_template.jinja"
+    try:
+        if options.chat_template is not None or path.is_file():
+            return path.read_text(encoding="utf-8")
+        beside = options.model / "tokenizer_config.json"
+        found = read_json(beside).get("chat_template") if beside.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the chat template {path} cannot be read: {reason(error)}.") from error
+    return found if isinstance(found, str) else None
+
+
+def _keys(options: ServeOptions) -> list[str]:
+    """Return the keys of a file, one a line."""
+    if options.api_key_file is None:
+        return []
+    try:
+        keys = options.api_key_file.read_text(encoding="utf-8").split()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-file {options.api_key_file}: {reason(error)}.") from error
+    if not keys:
+        raise ConfigError(f"--api-key-file {options.api_key_file} has no keys. Write one key a line.")
+    return keys
+
+
+def _bytes(text: str) -> int:
+    found = BYTES.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--snapshots must be a size such as 512MiB or 2GiB; got {text!r}.")
+    return int(float(found[1]) * UNITS[found[2]])

@@ -1,0 +1,108 @@
+"""Answers as text, and as the objects of OpenAI's completions."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linrec.serve.request import Request
+from linrec.text import StreamDecoder
+
+__all__ = ["Choice", "Written"]
+
+
+@dataclass(eq=False)
+class Choice:
+    """An answer that is written as text.
+
+    Attributes:
+        index: its number among the answers of a body.
+        prompt: the number of its prompt.
+        answer: the request to the engine.
+        decoder: makes text of its tokens.
+        stops: texts that end the answer, without being part of it.
+        end: the token that ends the answer, which has no text.
+        text: the text so far, where it is collected.
+        reason: "stop" or "length" as soon as the answer is whole.
+    """
+
+    index: int
+    prompt: int
+    answer: Request
+    decoder: StreamDecoder
+    stops: Sequence[str]
+    end: int | None
+    text: str = ""
+    reason: str | None = None
+    _taken: int = 0
+    _held: str = ""
+
+    def take(self) -> str:
+        """Return the text of new tokens, but the beginning of what may be a stop."""
+        ended, tokens = self.answer.ended, self.answer.generated[self._taken :]
+        self._taken += len(tokens)
+        self._held += "".join(self.decoder.feed(token) for token in tokens if token != self.end)
+        if ended is not None:
+            self._held += self.decoder.finish()
+            self.reason = "stop" if ended == "stop" else "length"
+        found = [place for stop in self.stops if (place := self._held.find(stop)) >= 0]
+        if found:
+            self.reason, self._held = "stop", self._held[: min(found)]
+        kept = 0
+        if self.reason is None:
+            beginnings = (stop[:n] for stop in self.stops for n in range(1, len(stop)))
+            kept = max((len(part) for part in beginnings if self._held.endswith(part)), default=0)
+        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return text
+
+
+class Written:
+    """OpenAI's objects of an answer.
+
+    Args:
+        chat: whether it is a chat.
+        model: name of the model.
+    """
+
+    def __init__(self, *, chat: bool, model: str) -> None:
+        self.chat = chat
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._about = {"id": name, "created": int(time.time()), "model": model}
+        self._begun: set[int] = set()
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the object of whole answers."""
+        found = []
+        for choice in choices:
+            text = {"role": "assistant", "content": choice.text} if self.chat else choice.text
+            found.append(self._choice(choice, "message", text))
+        return self._object("chat.completion" if self.chat else "text_completion", found)
+
+    def piece(self, choice: Choice, text: str) -> dict[str, Any]:
+        """Return the object of a piece of a stream."""
+        content: Any = text
+        if self.chat:
+            content = (
+                {"content": text} if choice.index in self._begun else {"role": "assistant", "content": text}
+            )
+        self._begun.add(choice.index)
+        found = [self._choice(choice, "delta", content)]
+        return self._object("chat.completion.chunk" if self.chat else "text_completion", found)
+
+    def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last object of a stream, which has no choices."""
+        return self._object("chat.completion.chunk" if self.chat else "text_completion", []) | {
+            "usage": usage
+        }
+
+    def _choice(self, choice: Choice, field: str, content: Any) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            field if self.chat else "text": content,
+            "finish_reason": choice.reason,
+            "logprobs": None,
+        }
+
+    def _object(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {**self._about, "object": kind, "choices": choices}

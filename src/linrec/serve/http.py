@@ -1,0 +1,423 @@
+"""OpenAI's completions over HTTP: an application of FastAPI around an engine.
+
+Every body is checked, and fields that the server does not have are refused by name. Errors have OpenAI's form,
+an object `error` with a sentence as `message`.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from starlette.exceptions import HTTPException
+
+from linrec.serve.answers import Choice, Written
+from linrec.serve.bodies import Body, ChatBody, CompletionBody
+from linrec.serve.engine import Engine, EngineError, EngineFull
+from linrec.serve.request import Request as Answer
+from linrec.text import StreamDecoder, Tokenizer
+
+__all__ = ["Limits", "make_app"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+Receive: TypeAlias = Callable[[], Awaitable[Any]]
+
+# seconds between looks at whether a client is still there
+PATIENCE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a request.
+
+    Args:
+        body: bytes of a body.
+        choices: answers of a request, over all its prompts.
+        stops: stop strings of a request, of at most 100 characters each.
+        seconds: the most time of an answer.
+    """
+
+    body: int = 1_000_000
+    choices: int = 16
+    stops: int = 8
+    seconds: float = 600.0
+
+
+class Refused(HTTPException):
+    """An error of OpenAI's form."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+        super().__init__(status, message)
+        self.param = param
+
+
+def make_app(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    chat_template: str | None = None,
+    keys: Iterable[str] = (),
+    limits: Limits = Limits(),
+    grace: float = 30.0,
+) -> FastAPI:
+    """Return the application; from its start to its end, a thread runs the engine.
+
+    | address | content |
+    |---|---|
+    | `POST /v1/completions`, `/v1/chat/completions` | OpenAI's, with `stream` |
+    | `GET /v1/models` | the model's name |
+    | `GET /health` | 200 while requests are taken, else 503 |
+    | `GET /metrics` | counters for Prometheus, without any text |
+
+    Args:
+        engine: the engine.
+        tokenizer: the model's tokenizer.
+        name: name of the model, which requests must give.
+        chat_template: Jinja template of a chat, as in Hugging Face's folders; None refuses chats.
+        keys: API keys, of which each request needs one; without keys, everybody may ask.
+        limits: limits of a request.
+        grace: seconds that open requests have at the end.
+    """
+    service = _Service(engine, tokenizer, name, chat_template, limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # the first call compiles kernels, and nobody shall wait for it
+        engine.submit([0], n_tokens=2, salt="warm").result()
+        engine.start()
+        yield
+        await asyncio.to_thread(engine.stop, grace=grace)
+
+    app = FastAPI(title="linrec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_BodyLimit, most=limits.body)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    known = [key.encode() for key in keys]
+
+    async def salt_of(request: Request) -> str:
+        """Return the salt of the client's key, after checking the key."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        # all are compared, so that the time tells nothing
+        if known and not any([hmac.compare_digest(given, key) for key in known]):
+            raise Refused(401, "the API key is missing or wrong. Send `Authorization: Bearer KEY`.")
+        return hashlib.sha256(given).hexdigest() if known else ""
+
+    Salt = Annotated[str, Depends(salt_of)]
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, request: Request, salt: Salt) -> Response:
+        return await service.answer(body, request, salt, service.prompts(body), chat=False)
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(body: ChatBody, request: Request, salt: Salt) -> Response:
+        return await service.answer(body, request, salt, [service.rendered(body)], chat=True)
+
+    @app.get("/v1/models")
+    async def models(salt: Salt) -> dict[str, Any]:
+        return {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": service.begun, "owned_by": "linrec"}],
+        }
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        return Response(status_code=200 if engine.accepts else 503)
+
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return Response(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+class _Service:
+    """Answers of one engine."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, name: str, chat_template: str | None, limits: Limits
+    ) -> None:
+        self.engine, self.tokenizer, self.name, self.limits = engine, tokenizer, name, limits
+        self.begun = int(time.time())
+        self.template = None
+        if chat_template is not None:
+            # a template comes with a model, from anywhere
+            sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            sandbox.globals["raise_exception"] = _raise
+            self.template = sandbox.from_string(chat_template)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.first = Histogram(
+            "linrec_first_token_seconds",
+            "Time from a request to its first token",
+            registry=self.registry,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+        )
+
+    def collect(self) -> Iterable[Any]:
+        """Yield the counters of the engine, as `prometheus_client` asks."""
+        ends = CounterMetricFamily("linrec_requests", "Requests that ended", labels=["reason"])
+        tokens = CounterMetricFamily("linrec_tokens", "Tokens", labels=["kind"])
+        for kind, count in sorted(self.engine.counts.items()):
+            is_token = kind in ("read", "cached", "generated", "proposed", "accepted")
+            (tokens if is_token else ends).add_metric([kind], count)
+        sizes = GaugeMetricFamily("linrec_open_requests", "Requests by what they do", labels=["state"])
+        for state, number in self.engine.open_requests.items():
+            sizes.add_metric([state], number)
+        snapshots = GaugeMetricFamily("linrec_snapshot_bytes", "Bytes of snapshots")
+        snapshots.add_metric([], self.engine.prefixes.nbytes)
+        return [ends, tokens, sizes, snapshots]
+
+    def prompts(self, body: CompletionBody) -> list[list[int]]:
+        """Return the tokens of each prompt."""
+        prompt: Any = body.prompt
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            prompt = [prompt]
+        return [self._encoded(each) if isinstance(each, str) else each for each in prompt]
+
+    def rendered(self, body: ChatBody) -> list[int]:
+        """Return the tokens of a chat."""
+        if self.template is None:
+            raise Refused(400, "this model has no chat template. Use /v1/completions.")
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        for message in messages:
+            if not isinstance(message["content"], str):
+                message["content"] = "".join(part["text"] for part in message["content"])
+        try:
+            text = self.template.render(messages=messages, add_generation_prompt=True, **self._specials())
+        except Exception as error:
+            raise Refused(400, f"the chat template refuses `messages`: {error}", param="messages") from error
+        return self._encoded(text)
+
+    def _specials(self) -> dict[str, str]:
+        return {"bos_token": "", "eos_token": getattr(self.tokenizer, "end", None) or ""}
+
+    def _encoded(self, text: str) -> list[int]:
+        try:
+            found: list[int] = self.tokenizer.encode(text).tolist()
+        except ValueError as error:
+            raise Refused(400, f"the prompt cannot be encoded: {error}", param="prompt") from error
+        return found
+
+    async def answer(
+        self, body: Body, request: Request, salt: str, prompts: list[list[int]], *, chat: bool
+    ) -> Response:
+        """Return the answer of a body, at once or as a stream."""
+        if body.model != self.name:
+            raise Refused(
+                404, f"there is no model {body.model!r}; this server has {self.name!r}.", param="model"
+            )
+        told: asyncio.Queue[int] = asyncio.Queue()
+        choices = self._submitted(body, salt, prompts, told)
+        written = Written(chat=chat, model=self.name)
+        pieces = self._pieces(choices, told, request)
+        if body.stream:
+            usage = bool(body.stream_options and body.stream_options.get("include_usage"))
+            events = self._events(written, choices, pieces, usage=usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        async for choice, text in pieces:
+            choice.text += text
+        for choice in choices:
+            if choice.answer.ended == "error":
+                raise Refused(500, f"the answer failed: {choice.answer.error}")
+        return JSONResponse(written.whole(choices) | {"usage": self._usage(choices)})
+
+    def _submitted(
+        self, body: Body, salt: str, prompts: Sequence[Sequence[int]], told: asyncio.Queue[int]
+    ) -> list[Choice]:
+        """Ask the engine for all answers of a body, or for none."""
+        count, stops = len(prompts) * (body.n or 1), body.stops
+        if not 1 <= count <= self.limits.choices:
+            raise Refused(
+                400, f"`n` times the prompts must be 1 to {self.limits.choices}; got {count}.", param="n"
+            )
+        if len(stops) > self.limits.stops or "" in stops:
+            raise Refused(
+                400, f"`stop` must be at most {self.limits.stops} texts that are not empty.", param="stop"
+            )
+        loop, end = asyncio.get_running_loop(), self.tokenizer.end_of_document
+        # without a seed, every answer is another
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        choices: list[Choice] = []
+
+        def tell(index: int, answer: Answer) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, index)
+
+        try:
+            for index in range(count):
+                number, repeat = divmod(index, body.n or 1)
+                prompt = prompts[number]
+                room = self.engine.max_length - len(prompt)
+                answer = self.engine.submit(
+                    prompt,
+                    n_tokens=max(1, room if body.tokens is None else body.tokens),
+                    temperature=body.temperature,
+                    top_k=body.top_k,
+                    top_p=body.top_p,
+                    seed=seed + repeat,
+                    stop=() if end is None else (end,),
+                    seconds=self.limits.seconds,
+                    process=body.process(len(prompt)),
+                    salt=salt,
+                    listener=partial(tell, index),
+                )
+                choices.append(Choice(index, number, answer, StreamDecoder(self.tokenizer), stops, end))
+        except (ValueError, EngineFull, EngineError) as error:
+            self._left(choices)
+            status = 429 if isinstance(error, EngineFull) else 503 if isinstance(error, EngineError) else 400
+            raise Refused(status, str(error)) from error
+        return choices
+
+    async def _pieces(
+        self, choices: Sequence[Choice], told: asyncio.Queue[int], request: Request
+    ) -> AsyncGenerator[tuple[Choice, str], None]:
+        """Yield the text of choices as it comes; a client that goes away frees its slots."""
+        is_open, looked = {choice.index for choice in choices}, time.monotonic()
+        try:
+            while is_open:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    choice = choices[await asyncio.wait_for(told.get(), PATIENCE)]
+                    text = choice.take() if choice.index in is_open else ""
+                    if choice.reason is not None:
+                        is_open.discard(choice.index)
+                        self.engine.cancel(choice.answer)
+                    if text or choice.reason is not None:
+                        yield choice, text
+                if time.monotonic() - looked > PATIENCE:
+                    looked = time.monotonic()
+                    if await request.is_disconnected():
+                        return
+        finally:
+            self._left(choices)
+
+    def _left(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            if "first" in choice.answer.times and choice.answer.ended is not None:
+                times = choice.answer.times
+                self.first.observe(times["first"] - times["submitted"])
+            self.engine.cancel(choice.answer)
+
+    async def _events(
+        self,
+        written: Written,
+        choices: Sequence[Choice],
+        pieces: AsyncGenerator[tuple[Choice, str], None],
+        *,
+        usage: bool,
+    ) -> AsyncIterator[str]:
+        """Yield server-sent events."""
+        async with contextlib.aclosing(pieces):
+            async for choice, text in pieces:
+                if choice.answer.ended == "error":
+                    yield _event(_error(500, f"the answer failed: {choice.answer.error}"))
+                    break
+                yield _event(written.piece(choice, text))
+        if usage:
+            yield _event(written.usage(self._usage(choices)))
+        yield "data: [DONE]\n\n"
+
+    def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        # several answers to one prompt count it once
+        first = {choice.prompt: choice.answer for choice in reversed(choices)}
+        read = sum(answer.n_prompt for answer in first.values())
+        cached = sum(answer.cached for answer in first.values())
+        new = sum(len(choice.answer.generated) for choice in choices)
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": new,
+            "total_tokens": read + new,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+class _BodyLimit:
+    """Refuses bodies over a number of bytes, also those without a length, before they are read whole."""
+
+    def __init__(self, app: Any, most: int) -> None:
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, which gets no more than `most` bytes."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.most:
+                refused = JSONResponse(_error(413, f"the body is larger than {self.most:,} bytes."), 413)
+                return await refused(scope, receive, send)
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            return given.pop() if given else await receive()
+
+        return await self.app(scope, again, send)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Answer a body of another form: one sentence that names the field."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    # the names of alternatives stand between the field and its parts
+    place = [str(part) for part in first["loc"] if part != "body"]
+    name = place[0] if place else None
+    what = "the body must be a JSON object. Send it with `Content-Type: application/json`."
+    named = {
+        "extra_forbidden": f"`{name}` is not supported by this server. Leave it out.",
+        "missing": f"`{name}` is missing.",
+        "json_invalid": "the body is not JSON.",
+    }
+    if name is not None:
+        what = named.get(first["type"], f"`{name}` is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}.")
+    return JSONResponse(_error(400, what, name), 400)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = (
+        error.detail if isinstance(error, Refused) or error.status_code != 400 else "the body is not JSON."
+    )
+    headers = {"retry-after": "1"} if error.status_code in (429, 503) else None
+    content = _error(error.status_code, message, getattr(error, "param", None))
+    return JSONResponse(content, error.status_code, headers)
+
+
+def _error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)

@@ -1,0 +1,285 @@
+"""The server, asked by OpenAI's own client and by clients that send anything."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import openai
+import pytest
+import torch
+import uvicorn
+
+from linrec.generation import generate
+from linrec.models import LanguageModel, ModelConfig
+from linrec.serve import Engine
+from linrec.serve.http import Limits, make_app
+from linrec.text import ByteTokenizer
+
+TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+
+
+def tiny():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shape = {"vocab_size": 257, "d_model": 16, "n_layers": 1, "mixer": "gla", "d_channel_mixing": 32}
+        model = LanguageModel(ModelConfig(**shape)).double()
+        # text of printable characters
+        model.head.bias.data[:32] = model.head.bias.data[127:] = -100
+    return model.eval()
+
+
+@contextmanager
+def serving(engine=None, **options):
+    """Run the application in a thread; yield its address and the engine."""
+    engine = engine or Engine(tiny(), slots=8, chunk=16)
+    app = make_app(engine, ByteTokenizer(), name="tiny", **options)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+        # a loop of its own, since sockets of the other tests may still be open in this thread's
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}", engine
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving(chat_template=TEMPLATE) as (url, engine), client_of(url) as client:
+        yield url, engine, client
+
+
+def client_of(url, key="none"):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+def post(url, body, path="/v1/completions", **headers):
+    """Return the status and the object of an answer."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"content-type": "application/json", **headers}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, body, headers), timeout=60) as found:
+            return found.status, json.load(found)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read() or b"null")
+
+
+def text_of(model, prompt, n_tokens, **options):
+    tokens = torch.tensor([list(prompt.encode())])
+    found = generate(model, tokens, n_tokens=n_tokens, vocab_size=257, **options).tokens[0].tolist()
+    return ByteTokenizer().decode(found)
+
+
+def test_completions_are_those_of_generate(served):
+    _, engine, client = served
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    found = client.completions.create(model="tiny", prompt="To be", max_tokens=12, seed=3, n=2)
+    # further answers have the seeds after it
+    expected = [text_of(engine.model, "To be", 12, seed=seed) for seed in (3, 4)]
+    assert [choice.text for choice in found.choices] == expected
+    assert [choice.finish_reason for choice in found.choices] == ["length", "length"]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (5, 24)
+    greedy = client.completions.create(model="tiny", prompt=[[84, 111], [66]], max_tokens=5, temperature=0)
+    assert [choice.text for choice in greedy.choices] == [
+        text_of(engine.model, prompt, 5, temperature=0) for prompt in ("To", "B")
+    ]
+    again = client.completions.create(model="tiny", prompt="To be", max_tokens=12, seed=3)
+    assert again.choices[0].text == expected[0] and again.usage.prompt_tokens_details.cached_tokens == 4
+
+
+def test_streams_are_the_completions_in_pieces(served):
+    _, _engine, client = served
+    options = {"model": "tiny", "prompt": "or not", "max_tokens": 30, "seed": 1, "n": 2}
+    whole = client.completions.create(**options)
+    pieces = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    assert len(pieces) > 10 and pieces[-1].usage.completion_tokens == 60
+    for index in range(2):
+        mine = [c for piece in pieces for c in piece.choices if c.index == index]
+        assert "".join(choice.text for choice in mine) == whole.choices[index].text
+        assert [choice.finish_reason for choice in mine][-1] == "length"
+        assert not any(choice.finish_reason for choice in mine[:-1])
+
+
+def test_stop_strings_end_a_text_wherever_tokens_end(served):
+    _, engine, client = served
+    text = text_of(engine.model, "that is", 40, seed=5)
+    for stop in (text[3:6], text[10], text[-1], "\x01\x02"):
+        options = {"model": "tiny", "prompt": "that is", "max_tokens": 40, "seed": 5, "stop": [stop, "\x01"]}
+        expected = text.split(stop)[0]
+        whole = client.completions.create(**options).choices[0]
+        assert (whole.text, whole.finish_reason) == (expected, "stop" if stop in text else "length")
+        streamed = [piece.choices[0].text for piece in client.completions.create(**options, stream=True)]
+        assert "".join(streamed) == expected
+
+
+def test_a_chat_is_its_template(served):
+    _, engine, client = served
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    prompt = "system: Be brief.\nuser: Hi\nassistant: "
+    options = {"model": "tiny", "messages": said, "seed": 2, "max_completion_tokens": 9}
+    answer = client.chat.completions.create(**options)
+    assert answer.choices[0].message.content == text_of(engine.model, prompt, 9, seed=2)
+    pieces = list(client.chat.completions.create(**options, stream=True))
+    assert pieces[0].choices[0].delta.role == "assistant"
+    streamed = "".join(piece.choices[0].delta.content for piece in pieces)
+    assert streamed == answer.choices[0].message.content
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+    said[1]["content"] = parts
+    assert client.chat.completions.create(**options).choices[0].message.content == streamed
+    # the next turn begins where this one ended
+    said += [{"role": "assistant", "content": streamed}, {"role": "user", "content": "And?"}]
+    turn = client.chat.completions.create(**options)
+    assert turn.usage.prompt_tokens_details.cached_tokens >= len(prompt) + 8
+
+
+def test_penalties_and_biases_change_the_logits(served):
+    _, _engine, client = served
+    options = {"model": "tiny", "prompt": "a", "max_tokens": 20, "temperature": 0}
+    forced = client.completions.create(**options, logit_bias={"65": 100.0}).choices[0].text
+    assert forced == "A" * 20
+    plain = client.completions.create(**options).choices[0].text
+    varied = client.completions.create(**options, frequency_penalty=2.0, presence_penalty=2.0).choices[0].text
+    assert len({*varied}) > len({*plain})
+
+
+HOSTILE = {
+    "not JSON": (b"{", "not JSON"),
+    "not UTF-8": (b'{"model": "\xff"}', ""),
+    "a number": (b"7", "must be a JSON object"),
+    "nothing": (b"", ""),
+    "deep": (b"[" * 100_000, ""),
+    "no prompt": ({"model": "tiny"}, "`prompt` is missing"),
+    "an empty prompt": ({"prompt": ""}, "at least one token"),
+    "no prompts": ({"prompt": []}, ""),
+    "tokens out of range": ({"prompt": [1, 999]}, "must be in 0 .. 256; got 999"),
+    "negative tokens": ({"prompt": [-1]}, "got -1"),
+    "half a character": ({"prompt": "\ud800"}, "cannot be encoded"),
+    "too many tokens": ({"prompt": "a", "max_tokens": 10**9}, "`max_length`"),
+    "no tokens": ({"prompt": "a", "max_tokens": 0}, "`max_tokens` is wrong"),
+    "a text for a number": ({"prompt": "a", "max_tokens": "5"}, "`max_tokens` is wrong"),
+    "no number": ({"prompt": "a", "temperature": float("nan")}, "temperature"),
+    "cold": ({"prompt": "a", "temperature": -1}, "`temperature` is wrong"),
+    "too many answers": ({"prompt": "a", "n": 10_000}, "1 to 16; got 10000"),
+    "too many prompts": ({"prompt": ["a"] * 17}, "got 17"),
+    "many stops": ({"prompt": "a", "stop": ["x"] * 9}, "`stop`"),
+    "an empty stop": ({"prompt": "a", "stop": ""}, "`stop`"),
+    "bias of no token": ({"prompt": "a", "logit_bias": {"x": 1.0}}, ""),
+    "tools": ({"prompt": "a", "tools": []}, "`tools` is not supported"),
+    "logprobs": ({"prompt": "a", "logprobs": 5}, "`logprobs` is not supported"),
+    "JSON mode": ({"prompt": "a", "response_format": {"type": "json_object"}}, "`response_format` is not"),
+    "a large body": ({"prompt": "a" * 300_000}, "300,000"),
+}
+
+
+def test_hostile_bodies_get_an_error_of_one_sentence_and_harm_nobody():
+    with serving(limits=Limits(body=200_000)) as (url, engine):
+        for what, (body, expected) in HOSTILE.items():
+            if isinstance(body, dict):
+                body = {"model": "tiny"} | body
+            status, found = post(url, body)
+            assert status == (413 if what == "a large body" else 400), (what, status, found)
+            message = found["error"]["message"]
+            assert found["error"]["type"] == "invalid_request_error"
+            assert (expected in message or what == "a large body") and "Traceback" not in message, what
+            assert "\n" not in message, (what, message)
+        status, found = post(url, {"model": "tiny", "messages": []}, "/v1/chat/completions")
+        assert status == 400
+        status, found = post(url, {"model": "other", "prompt": "a"})
+        assert status == 404 and "'tiny'" in found["error"]["message"]
+        said = [{"role": "user", "content": "Hi"}]
+        status, found = post(url, {"model": "tiny", "messages": said}, "/v1/chat/completions")
+        assert status == 400 and "no chat template" in found["error"]["message"]
+        # a body without a length, in pieces
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as raw:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            raw.sendall(head.encode())
+            for _ in range(4):
+                raw.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            assert b" 413 " in raw.recv(1000)
+        assert post(url, {"model": "tiny", "prompt": "a", "max_tokens": 3})[0] == 200
+        assert not any(engine.open_requests.values())
+
+
+def test_a_client_that_leaves_frees_its_slots():
+    with serving(Engine(tiny(), slots=4, max_length=10**6)) as (url, engine):
+        host, port = url.removeprefix("http://").split(":")
+        for streamed in (True, False):
+            body = json.dumps(
+                {"model": "tiny", "prompt": "a", "max_tokens": 900_000, "n": 2, "stream": streamed}
+            )
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\n\r\n"
+            with socket.create_connection((host, int(port)), timeout=30) as raw:
+                raw.sendall((head + body).encode())
+                _until(lambda: engine.open_requests["running"] == 2)
+            _until(lambda: not any(engine.open_requests.values()))
+        assert engine.counts["cancelled"] == 4
+
+
+def test_requests_over_what_waits_are_refused_and_none_is_lost():
+    with serving(Engine(tiny(), slots=2, max_waiting=3)) as (url, _engine):
+        found = []
+
+        def ask():
+            found.append(post(url, {"model": "tiny", "prompt": "a", "max_tokens": 150})[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert {*found} == {200, 429} and len(found) == 30 and found.count(200) >= 5
+
+
+def test_keys_are_asked_for_and_share_no_prefixes():
+    with serving(keys=["one", "two"]) as (url, _engine):
+        body = {"model": "tiny", "prompt": "Who is there, and who asks?", "max_tokens": 2}
+        for key in ("", "Bearer three", "one"):
+            assert post(url, body, authorization=key)[0] == (200 if key == "one" else 401)
+        cached = []
+        for key in ("two", "two", "one"):
+            _, found = post(url, body, authorization=f"Bearer {key}")
+            cached.append(found["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == 0 and cached[1] > 20 and cached[2] > 20
+
+
+def test_health_and_counters_tell_no_text(served):
+    url, engine, client = served
+    client.completions.create(model="tiny", prompt="secret words", max_tokens=3)
+    with urllib.request.urlopen(f"{url}/health") as found:
+        assert found.status == 200
+    with urllib.request.urlopen(f"{url}/metrics") as found:
+        text = found.read().decode()
+    counts = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(counts['linrec_tokens_total{kind="generated"}']) == engine.counts["generated"]
+    assert float(counts['linrec_requests_total{reason="length"}']) == engine.counts["length"]
+    assert float(counts["linrec_first_token_seconds_count"]) > 0
+    assert "secret" not in text
+
+
+def test_a_failed_engine_answers_500_then_503():
+    with serving() as (url, engine):
+        engine.model.hidden = None
+        assert post(url, {"model": "tiny", "prompt": "a"})[0] == 500
+        assert post(url, {"model": "tiny", "prompt": "a"})[0] == 503
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{url}/health")
+
+
+def _until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
