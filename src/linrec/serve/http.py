@@ -1,7 +1,7 @@
 """OpenAI's completions over HTTP: an application of FastAPI around an engine.
 
-Every body is checked, and fields that the server does not have are refused by name. Errors have OpenAI's form,
-an object `error` with a sentence as `message`.
+Every body is checked, and fields that the server does not have are refused by name. Errors have the form of
+OpenAI's, an object `error` with a sentence as `message`.
 """
 
 import asyncio
