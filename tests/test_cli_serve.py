@@ -72,7 +72,8 @@ class Served:
 
 def test_a_run_answers_with_its_tokens_and_ends_with_its_streams(run, tmp_path):
     (tmp_path / "keys").write_text("one\ntwo\n")
-    served = Served(run, "--api-key-file", tmp_path / "keys", "--draft-tokens", 3)
+    words = run, "--api-key-file", tmp_path / "keys", "--draft-tokens", 3, "--state-dir", tmp_path / "states"
+    served = Served(*words)
     model = load_run(run).model()
     client = served.client
     found = client.completions.create(model="roses", prompt="a rose", max_tokens=20, temperature=0)
@@ -100,7 +101,12 @@ def test_a_run_answers_with_its_tokens_and_ends_with_its_streams(run, tmp_path):
     # in float32, rounding decides some token sooner or later
     assert text[:90] == ByteTokenizer().decode(expected[0].tolist())[:90]
     assert pieces[-1].choices[0].finish_reason in ("length", "stop")
-    assert said == f"roses at {served.url}/v1\n"
+    assert said.startswith(f"roses at {served.url}/v1\n") and "snapshots in" in said
+    served = Served(*words)
+    again = served.client.completions.create(model="roses", prompt="a rose is", max_tokens=1)
+    assert again.usage.prompt_tokens_details.cached_tokens >= 5
+    served.process.send_signal(signal.SIGTERM)
+    assert served.ended()[0] == 0
 
 
 def test_a_published_folder_chats_by_its_template(run, tmp_path):

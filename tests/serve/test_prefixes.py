@@ -1,8 +1,12 @@
 import random
 
+import pytest
 import torch
 
-from linrec.serve import PrefixTree
+from linrec.serve import Engine, PrefixTree
+from linrec.serve.snapshot_files import load_snapshots, save_snapshots
+from tests.generation.models import build
+from tests.tiers import tiered
 
 
 def test_the_longest_prefix_is_found_within_the_budget_and_the_oldest_leave_first():
@@ -43,6 +47,36 @@ def test_what_was_used_last_stays():
     assert [tree.find([n]).length for n in (1, 2, 3)] == [1, 0, 1]
     tree.put([4], torch.zeros(1000))
     assert len(tree) == 2
+
+
+@pytest.mark.parametrize("name", tiered(["gate_loop", "attention"], ["transformer_xl", "hybrid"]))
+def test_snapshots_in_files_are_those_of_the_tree(name, tmp_path):
+    model = build(name)
+    engine = Engine(model, chunk=4)
+    for salt in ("", "key"):
+        first = engine.submit(list(range(11)), n_tokens=5, seed=1, salt=salt)
+        first.result()
+    count = save_snapshots(engine.prefixes, tmp_path, model)
+    assert count == len(engine.prefixes) == len(list(tmp_path.iterdir())) > 4
+    again = Engine(model, chunk=4)
+    assert load_snapshots(again.prefixes, tmp_path, model) == []
+    assert again.prefixes.nbytes == engine.prefixes.nbytes
+    prompt = [*first.tokens, 3, 4]
+    turns = [each.submit(prompt, n_tokens=5, salt="key") for each in (engine, again)]
+    assert turns[0].result() == turns[1].result() and turns[1].cached == 15
+    assert again.submit(prompt, n_tokens=1, salt="other").result() and again.counts["cached"] == 15
+    # the least recently used leave first, as before
+    small = Engine(model, snapshots=engine.prefixes.nbytes // 2)
+    load_snapshots(small.prefixes, tmp_path, model)
+    assert small.submit(prompt, n_tokens=1, salt="key").result() and small.counts["cached"] == 15
+    damaged = sorted(tmp_path.iterdir())[0]
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    refused = load_snapshots(Engine(model).prefixes, tmp_path, model)
+    assert len(refused) == 1 and damaged.name in refused[0]
+    other = load_snapshots(Engine(build(name, seed=1)).prefixes, tmp_path, build(name, seed=1))
+    assert sum("another model" in sentence for sentence in other) == count - 1
+    # snapshots that the tree has forgotten leave the folder too
+    assert save_snapshots(small.prefixes, tmp_path, model) == len(list(tmp_path.iterdir())) < count
 
 
 def _nodes(tree):

@@ -66,6 +66,7 @@ class ServeOptions:
         name: name of the model, by default that of the folder.
         slots: the most requests that are answered at the same time.
         snapshots: memory for states of prompts and answers, from which further requests start.
+        state_dir: a folder where snapshots are kept while the server does not run.
         draft_tokens: number of tokens to guess from the text so far and check in one step; 0 guesses none.
         max_waiting: the most requests that wait for a slot; more are refused.
         max_length: the most tokens of a prompt and its answer.
@@ -83,6 +84,7 @@ class ServeOptions:
     name: str | None = None
     slots: int = 256
     snapshots: str = "1GiB"
+    state_dir: Path | None = None
     draft_tokens: int = 0
     max_waiting: int = 1024
     max_length: int = 32_768

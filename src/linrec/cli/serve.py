@@ -1,6 +1,7 @@
 """`linrec serve RUN_OR_FOLDER`: answer requests of OpenAI's clients over HTTP."""
 
 import re
+import sys
 import time
 from typing import Any
 
@@ -13,10 +14,11 @@ from linrec.errors import ConfigError
 from linrec.files import read_json, reason
 from linrec.lab.train import load_run
 from linrec.lab.train.fabric import device_of
-from linrec.lab.train.run import language_task, tokenizer_of
+from linrec.lab.train.run import language_task, tokenizer_of, writing
 from linrec.models import LanguageModel
 from linrec.serve import Engine, NGramDraft
 from linrec.serve.http import make_app
+from linrec.serve.snapshot_files import load_snapshots, save_snapshots
 from linrec.text import Tokenizer, load_tokenizer
 
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -69,6 +71,9 @@ def _run(options: ServeOptions) -> int:
         precision=options.precision,
         draft=NGramDraft(options.draft_tokens) if options.draft_tokens else None,
     )
+    if options.state_dir is not None and options.state_dir.is_dir():
+        for refused in load_snapshots(engine.prefixes, options.state_dir, model):
+            say(f"linrec: left out: {refused}", file=sys.stderr)
     name = options.name or options.model.resolve().name
     app = make_app(engine, tokenizer, name=name, chat_template=_chat_template(options), keys=keys)
     config = uvicorn.Config(
@@ -77,6 +82,10 @@ def _run(options: ServeOptions) -> int:
     server = _Server(config, engine, options.grace)
     say(f"{name} at http://{options.host}:{options.port}/v1")
     server.run()
+    if options.state_dir is not None:
+        with writing(f"write snapshots to {options.state_dir}"):
+            count = save_snapshots(engine.prefixes, options.state_dir, model)
+        say(f"{count:,} snapshots in {options.state_dir}")
     if engine.failure is not None:
         raise engine.failure
     return 0

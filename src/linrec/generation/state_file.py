@@ -15,7 +15,9 @@ import hashlib
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -75,23 +77,28 @@ def save_state(path: str | os.PathLike[str], state: GenerationState, model: Lang
     Raises:
         OSError: the file cannot be written.
     """
-    path = Path(path)
     tensors = named(state.layers, "layers") | {"token": state.token}
     if state.reset is not None:
         tensors["reset"] = state.reset
+    write_parts(Path(path), tensors, {"drawn": state.drawn}, fingerprint(model))
+
+
+def write_parts(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, object], model: str) -> None:
+    """Write the tensors of a state and what is said about them, with the fingerprint `model` of the model."""
+    tensors = dict(tensors)
     complex_parts = [name for name, tensor in tensors.items() if tensor.is_complex()]
     tensors |= {name: torch.view_as_real(tensors[name].resolve_conj()) for name in complex_parts}
     # copies, because parts of a state may share memory, which safetensors refuses
     tensors = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    about = {
+    said = {
         "format": FORMAT,
         "complex": complex_parts,
-        "drawn": state.drawn,
-        "model": fingerprint(model),
+        "model": model,
         "versions": {"linrec": __version__, "torch": str(torch.__version__)},
+        **about,
     }
     with replacing(path) as partial:
-        write_tensors(partial, tensors, about, name=NAME)
+        write_tensors(partial, tensors, said, name=NAME)
 
 
 def load_state(path: str | os.PathLike[str], model: LanguageModel) -> GenerationState:
@@ -108,6 +115,12 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> Generation
         StateFileError: the file does not exist, does not hold a state, or its state does not fit the model.
     """
     path = Path(path)
+    tensors, about = read_parts(path, fingerprint(model))
+    return _assembled(tensors, about.get("drawn"), model, path)
+
+
+def read_parts(path: Path, model: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what `write_parts` wrote; raise StateFileError if the file is damaged or of another model."""
     try:
         tensors, about = read_tensors(path, name=NAME)
     except OSError as error:
@@ -123,16 +136,16 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> Generation
         raise StateFileError(
             f"{path} was written by linrec {version}; linrec {__version__} cannot read its format."
         )
-    saved_by, found = str(about.get("model")), fingerprint(model)
-    if saved_by != found:
+    saved_by = str(about.get("model"))
+    if saved_by != model:
         raise StateFileError(
-            f"{path} was saved by another model, {saved_by[:12]}, not by this one, {found[:12]}. "
+            f"{path} was saved by another model, {saved_by[:12]}, not by this one, {model[:12]}. "
             "A state fits only the weights that made it: pass the run that saved it."
         )
     for name in about.get("complex", []):
         if name in tensors and tensors[name].is_floating_point() and tensors[name].shape[-1:] == (2,):
             tensors[name] = torch.view_as_complex(tensors[name])
-    return _assembled(tensors, about.get("drawn"), model, path)
+    return tensors, about
 
 
 def _assembled(
@@ -150,17 +163,23 @@ def _assembled(
         raise StateFileError(
             f"{path} is damaged: its `reset` is not of shape {tuple(token.shape)} and dtype bool."
         )
-    start = _first_state(model, len(token), tensors, path)
-    for name, expected in named(start, "layers").items():
-        _check_part(tensors.get(name), expected, f"{path} is damaged: its part {name}")
-    moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-    layers = filled(start, "layers", moved)
-    if strange := tensors.keys() - named(layers, "layers").keys():
-        raise StateFileError(f"{path} is damaged: the model's state has no part {min(strange)}.")
+    layers = state_of(tensors, len(token), model, path)
     return GenerationState(layers, token.to(device), None if reset is None else reset.to(device), drawn)
 
 
-def _first_state(model: LanguageModel, batch: int, tensors: dict[str, Tensor], path: Path) -> State:
+def state_of(tensors: Mapping[str, Tensor], batch: int, model: LanguageModel, path: Path) -> State:
+    """Return the state of the model that these tensors of a file are, on the model's device."""
+    device = next(model.parameters()).device
+    start = _first_state(model, batch, tensors, path)
+    for name, expected in named(start, "layers").items():
+        _check_part(tensors.get(name), expected, f"{path} is damaged: its part {name}")
+    layers = filled(start, "layers", {name: tensor.to(device) for name, tensor in tensors.items()})
+    if strange := tensors.keys() - named(layers, "layers").keys():
+        raise StateFileError(f"{path} is damaged: the model's state has no part {min(strange)}.")
+    return layers
+
+
+def _first_state(model: LanguageModel, batch: int, tensors: Mapping[str, Tensor], path: Path) -> State:
     """Return the initial state with the structure of the file's: rows in groups, if the file has groups."""
     names = itertools.takewhile(tensors.__contains__, map("layers.rows.{}".format, itertools.count()))
     rows = tuple(tensors[name].reshape(-1) for name in names)

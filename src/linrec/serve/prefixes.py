@@ -1,7 +1,7 @@
 """A prefix tree of states: requests that share a prefix with an earlier request start from its state."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,6 +99,16 @@ class PrefixTree:
         self._used.move_to_end(node)
         while self.nbytes > self.budget:
             self._forget(next(iter(self._used)))
+
+    def snapshots(self) -> Iterator[tuple[str, list[int], State]]:
+        """Yield salt, tokens and state of each snapshot, the least recently used first."""
+        salts = {root: salt for salt, root in self._roots.items()}
+        for node in self._used:
+            edges, above = [], node
+            while above.above is not None:
+                edges.append(above.edge)
+                above = above.above
+            yield salts[above], np.frombuffer(b"".join(reversed(edges)), np.int64).tolist(), node.state
 
     def _walk(self, key: bytes, salt: str) -> tuple[list[_Node], int]:
         """Return the nodes whose tokens begin the key, and the bytes of these tokens."""
