@@ -1,6 +1,7 @@
 """The engine gives each request the tokens of `generate`, whoever else is in the batch."""
 
 import itertools
+import random
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from linrec.generation import generate
 from linrec.serve import Engine, EngineError, EngineFull, ModelDraft, NGramDraft, RequestError
 from tests.generation.models import FIRST, MIXERS, VOCAB, build
-from tests.tiers import tiered
+from tests.tiers import nightly, tiered
 
 # a state of constant size, caches of two kinds, segments, and several kinds of layers
 SOME = ["gate_loop", "attention", "attention window", "transformer_xl", "hybrid"]
@@ -282,3 +283,52 @@ def test_bits_do_not_depend_on_the_batch_if_asked(name):
         found.append(list(logits.values()))
         assert all(request.result() for request in requests)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) == 8
+
+
+@nightly
+@pytest.mark.parametrize("name", ["gate_loop", "attention"])
+@pytest.mark.parametrize("draft", [None, 3])
+def test_thousands_of_requests_that_come_and_go_leave_nothing_behind(name, draft):
+    model, draws = build(name), random.Random(0)
+    engine = Engine(
+        model, slots=16, chunk=4, snapshots=200_000, max_waiting=12, draft=draft and NGramDraft(draft)
+    )
+    prompts = [[draws.randrange(3) for _ in range(draws.randrange(1, 40))] for _ in range(40)]
+    asked = [(prompt, draws.randrange(1, 20), seed) for seed, prompt in enumerate(prompts)]
+    expected = [alone(model, prompt, n_tokens, seed=seed) for prompt, n_tokens, seed in asked]
+    found, refused, sizes = [], 0, []
+    for count in range(5000):
+        number = draws.randrange(40)
+        prompt, n_tokens, seed = asked[number]
+        try:
+            found.append((engine.submit(prompt, n_tokens=n_tokens, seed=seed), number))
+        except EngineFull:
+            refused += 1
+        if draws.random() < 0.6:
+            engine.step()
+        request, number = found[draws.randrange(max(0, len(found) - 30), len(found))]
+        if draws.random() < 0.1:
+            engine.cancel(request)
+        elif draws.random() < 0.1 and request.ended is None and sum(engine.open_requests.values()) < 20:
+            found.append((engine.fork(request), number))
+        elif draws.random() < 0.1 and request.ended == "length":
+            engine.rollback(request, draws.randrange(1, len(request.generated) + 1))
+        if count % 500 == 499:
+            sizes.append(_resident())
+    while engine.step():
+        pass
+    ended = [request.ended for request, _ in found]
+    assert {*ended} == {"length", "cancelled"} and refused > 0 and ended.count("length") > 1500
+    for request, number in found:
+        if request.ended == "length":
+            assert request.generated == expected[number]
+        else:
+            assert request.generated == expected[number][: len(request.generated)]
+    assert not any(engine.open_requests.values()) and engine.prefixes.nbytes <= 200_000
+    # the requests of this test themselves are kept, half a kilobyte each
+    assert sizes[-1] < 1.05 * sizes[3]
+
+
+def _resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])

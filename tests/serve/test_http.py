@@ -19,6 +19,7 @@ from linrec.models import LanguageModel, ModelConfig
 from linrec.serve import Engine
 from linrec.serve.http import Limits, make_app
 from linrec.text import ByteTokenizer
+from tests.tiers import thorough
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
@@ -153,6 +154,53 @@ def test_penalties_and_biases_change_the_logits(served):
     assert len({*varied}) > len({*plain})
 
 
+def test_log_probabilities_are_those_of_the_model(served):
+    _, engine, client = served
+    options = {"model": "tiny", "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    # read before, so that its state is kept
+    client.completions.create(model="tiny", prompt="who is there", max_tokens=1)
+    found = client.completions.create(**options, prompt="who is there", echo=True).choices[0]
+    tokens = torch.tensor([list(found.text.encode())])
+    expected = engine.model(tokens)[0].log_softmax(-1)[0]
+    assert found.text.startswith("who is there") and len(found.logprobs.tokens) == 15
+    assert found.logprobs.token_logprobs[0] is found.logprobs.top_logprobs[0] is None
+    for place in range(1, 15):
+        assert found.logprobs.token_logprobs[place] == pytest.approx(
+            expected[place - 1, tokens[0, place]].item()
+        )
+        assert found.logprobs.top_logprobs[place] == pytest.approx(
+            {chr(token): value.item() for value, token in zip(*expected[place - 1].topk(2), strict=True)}
+        )
+    assert found.logprobs.text_offset == list(range(15))
+    new = client.completions.create(**options, prompt="who is there").choices[0]
+    assert new.logprobs.token_logprobs == pytest.approx(found.logprobs.token_logprobs[12:])
+
+
+@thorough
+def test_the_harness_asks_for_likelihoods_and_texts(served):
+    """lm-eval's local-completions, with requests as texts and as tokens."""
+    completions = pytest.importorskip("lm_eval.models.openai_completions")
+    instances = pytest.importorskip("lm_eval.api.instance")
+    url, engine, _ = served
+    harness = completions.LocalCompletionsAPI(
+        model="tiny",
+        base_url=f"{url}/v1/completions",
+        tokenizer_backend=None,
+        tokenized_requests=False,
+        max_gen_toks=8,
+    )
+    asked = instances.Instance("generate_until", {}, ("To be", {"until": ["\x01"]}), 0)
+    assert harness.generate_until([asked], disable_tqdm=True) == [
+        text_of(engine.model, "To be", 8, temperature=0)
+    ]
+    prompt = list(b"To be")
+    status, found = post(url, harness._create_payload([prompt + list(b" or")]))
+    ((likelihood, is_greedy),) = harness.parse_logprobs(found, ctxlens=[5])
+    logits = engine.model(torch.tensor([prompt + list(b" or")]))[0].log_softmax(-1)[0]
+    expected = sum(logits[4 + n, token].item() for n, token in enumerate(b" or"))
+    assert status == 200 and likelihood == pytest.approx(expected) and not is_greedy
+
+
 HOSTILE = {
     "not JSON": (b"{", "not JSON"),
     "not UTF-8": (b'{"model": "\xff"}', ""),
@@ -176,7 +224,9 @@ HOSTILE = {
     "an empty stop": ({"prompt": "a", "stop": ""}, "`stop`"),
     "bias of no token": ({"prompt": "a", "logit_bias": {"x": 1.0}}, ""),
     "tools": ({"prompt": "a", "tools": []}, "`tools` is not supported"),
-    "logprobs": ({"prompt": "a", "logprobs": 5}, "`logprobs` is not supported"),
+    "many logprobs": ({"prompt": "a", "logprobs": 6}, "`logprobs` is wrong"),
+    "streamed logprobs": ({"prompt": "a", "logprobs": 1, "stream": True}, "not supported with `stream`"),
+    "a chain": ({"prompt": "a", "best_of": 5}, "`best_of` is not supported"),
     "JSON mode": ({"prompt": "a", "response_format": {"type": "json_object"}}, "`response_format` is not"),
     "a large body": ({"prompt": "a" * 300_000}, "300,000"),
 }

@@ -7,7 +7,7 @@ tree of states saves the reading of what earlier requests have read, and drafts 
 from linrec.serve.drafts import Draft, ModelDraft, NGramDraft
 from linrec.serve.engine import Engine, EngineError, EngineFull
 from linrec.serve.prefixes import Hit, PrefixTree
-from linrec.serve.request import Request, RequestError
+from linrec.serve.request import LogProb, Request, RequestError
 
 __all__ = [
     "Draft",
@@ -15,6 +15,7 @@ __all__ = [
     "EngineError",
     "EngineFull",
     "Hit",
+    "LogProb",
     "ModelDraft",
     "NGramDraft",
     "PrefixTree",

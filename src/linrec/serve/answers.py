@@ -4,10 +4,11 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from linrec.serve.request import Request
-from linrec.text import StreamDecoder
+from linrec.serve.request import LogProb, Request
+from linrec.text import StreamDecoder, Tokenizer
 
 __all__ = ["Choice", "Written"]
 
@@ -20,9 +21,8 @@ class Choice:
         index: its number among the answers of a body.
         prompt: the number of its prompt.
         answer: the request to the engine.
-        decoder: makes text of its tokens.
+        tokenizer: makes text of its tokens.
         stops: texts that end the answer, without being part of it.
-        end: the token that ends the answer, which has no text.
         text: the text so far, where it is collected.
         reason: "stop" or "length" as soon as the answer is whole.
     """
@@ -30,21 +30,26 @@ class Choice:
     index: int
     prompt: int
     answer: Request
-    decoder: StreamDecoder
+    tokenizer: Tokenizer
     stops: Sequence[str]
-    end: int | None
     text: str = ""
     reason: str | None = None
     _taken: int = 0
     _held: str = ""
 
+    def __post_init__(self) -> None:
+        self._decoder = StreamDecoder(self.tokenizer)
+        if self.answer.options.echo:
+            self._held = self.tokenizer.decode(self.answer.tokens[: self.answer.n_prompt])
+
     def take(self) -> str:
         """Return the text of new tokens, but the beginning of what may be a stop."""
         ended, tokens = self.answer.ended, self.answer.generated[self._taken :]
         self._taken += len(tokens)
-        self._held += "".join(self.decoder.feed(token) for token in tokens if token != self.end)
+        end = self.tokenizer.end_of_document
+        self._held += "".join(self._decoder.feed(token) for token in tokens if token != end)
         if ended is not None:
-            self._held += self.decoder.finish()
+            self._held += self._decoder.finish()
             self.reason = "stop" if ended == "stop" else "length"
         found = [place for stop in self.stops if (place := self._held.find(stop)) >= 0]
         if found:
@@ -55,6 +60,27 @@ class Choice:
             kept = max((len(part) for part in beginnings if self._held.endswith(part)), default=0)
         text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return text
+
+    @property
+    def logprobs(self) -> dict[str, Any] | None:
+        """OpenAI's log probabilities of a completion, a list entry for each token; None unless asked for."""
+        answer = self.answer
+        if answer.options.logprobs is None:
+            return None
+        tokens = answer.tokens if answer.options.echo else answer.generated
+        # nothing comes before the first token
+        first: list[LogProb | None] = [None] if answer.options.echo else []
+        found = first + answer.logprobs
+        texts = [self.tokenizer.decode([token]) for token in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [each and each.value for each in found],
+            "top_logprobs": [
+                each and {self.tokenizer.decode([token]): value for token, value in each.top.items()}
+                for each in found
+            ],
+            "text_offset": [0, *accumulate(map(len, texts[:-1]))],
+        }
 
 
 class Written:
@@ -101,7 +127,7 @@ class Written:
             "index": choice.index,
             field if self.chat else "text": content,
             "finish_reason": choice.reason,
-            "logprobs": None,
+            "logprobs": None if self.chat else choice.logprobs,
         }
 
     def _object(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -71,6 +71,8 @@ class CompletionBody(Body):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
 
     @property
     def tokens(self) -> int | None:

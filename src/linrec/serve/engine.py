@@ -140,6 +140,8 @@ class Engine:
         stop: Iterable[int] = (),
         seconds: float = math.inf,
         process: Process | None = None,
+        logprobs: int | None = None,
+        echo: bool = False,
         salt: str = "",
         listener: Callable[[Request], None] | None = None,
     ) -> Request:
@@ -156,6 +158,9 @@ class Engine:
             seconds: the most time from now on until the answer is cut off.
             process: maps the tokens so far and their logits (v) to other logits, for grammars and penalties.
                 An exception ends this request alone.
+            logprobs: keep the log probabilities of the generated tokens, and of this number of likeliest
+                tokens in their places; None keeps none.
+            echo: keep them for the tokens of the prompt too, which then all are read.
             salt: requests share prefixes only with requests of the same salt.
             listener: called with the request after each step that gave it tokens and when it ends, on the
                 thread that runs the engine.
@@ -180,6 +185,8 @@ class Engine:
             stop=stop,
             seconds=seconds,
             process=process,
+            logprobs=logprobs,
+            echo=echo,
             salt=salt,
         )
         require(
@@ -205,7 +212,7 @@ class Engine:
         child = Request(self, list(request.tokens), request.n_prompt, options, listener)
 
         def copied() -> None:
-            child.tokens = list(request.tokens)
+            child.tokens, child.logprobs = list(request.tokens), list(request.logprobs)
             if request in self._running.requests:
                 self._keep(request, self._running.of(self._running.requests.index(request)))
 
@@ -366,7 +373,8 @@ class Engine:
         while self._waiting and len(self._reading) + len(self._running) < self.slots:
             request = self._waiting.popleft()
             # a running row has read all tokens but the newest
-            request.read, state = self.prefixes.find(request.tokens[:-1], salt=request.options.salt)
+            known = [] if request.options.echo else request.tokens[:-1]
+            request.read, state = self.prefixes.find(known, salt=request.options.salt)
             request.cached = min(request.read, request.n_prompt)
             self.counts["cached"] += request.read
             self._reading[request] = self.model.init_state(1) if state is None else state
@@ -396,9 +404,12 @@ class Engine:
         parts = [([request], self._reading.pop(request)) for request in requests]
         rows.join(requests, joined_rows(self.model, parts))
         tokens = torch.tensor([request.tokens[request.read : request.read + length] for request in requests])
-        _, rows.state = self._hidden(tokens, rows)
+        x, rows.state = self._hidden(tokens, rows)
         self.counts["read"] += tokens.numel()
         for row, request in enumerate(requests):
+            if request.options.echo:
+                after = request.tokens[request.read + 1 : request.read + length + 1]
+                request.score(self.model.head(x[row])[:, : self.vocab_size], after)
             request.read += length
             # behind the others, so that long prompts do not hold up short ones
             self._reading[request] = rows.of(row)
@@ -423,6 +434,9 @@ class Engine:
             for request, n in zip(requests, valid, strict=True)
             if n == 0
         }
+        plain = logits
+        if any(request.options.process for request in requests):
+            logits = logits.clone()
         errors |= self._processed(logits, [request for request in requests if request not in errors])
         chosen = choose(logits, requests).tolist()
         new = {
@@ -434,6 +448,8 @@ class Engine:
             given, rows, after, [len(new.get(request, given[0])) for request in requests]
         )
         self.counts["proposed"] += given[:, 1:].numel()
+        for row, request in enumerate(requests):
+            request.score(plain[row], new.get(request, []))
         for request, tokens in new.items():
             self.counts["accepted"] += len(tokens) - 1
             self.counts["generated"] += len(tokens)

@@ -37,7 +37,7 @@ from linrec.serve.answers import Choice, Written
 from linrec.serve.bodies import Body, ChatBody, CompletionBody
 from linrec.serve.engine import Engine, EngineError, EngineFull
 from linrec.serve.request import Request as Answer
-from linrec.text import StreamDecoder, Tokenizer
+from linrec.text import Tokenizer
 
 __all__ = ["Limits", "make_app"]
 
@@ -258,6 +258,9 @@ class _Service:
             raise Refused(
                 400, f"`stop` must be at most {self.limits.stops} texts that are not empty.", param="stop"
             )
+        logprobs, echo = getattr(body, "logprobs", None), bool(getattr(body, "echo", None))
+        if body.stream and (logprobs is not None or echo):
+            raise Refused(400, "`logprobs` and `echo` are not supported with `stream`.", param="stream")
         loop, end = asyncio.get_running_loop(), self.tokenizer.end_of_document
         # without a seed, every answer is another
         seed = secrets.randbits(63) if body.seed is None else body.seed
@@ -281,10 +284,12 @@ class _Service:
                     stop=() if end is None else (end,),
                     seconds=self.limits.seconds,
                     process=body.process(len(prompt)),
+                    logprobs=logprobs,
+                    echo=echo,
                     salt=salt,
                     listener=partial(tell, index),
                 )
-                choices.append(Choice(index, number, answer, StreamDecoder(self.tokenizer), stops, end))
+                choices.append(Choice(index, number, answer, self.tokenizer, stops))
         except (ValueError, EngineFull, EngineError) as error:
             self._left(choices)
             status = 429 if isinstance(error, EngineFull) else 503 if isinstance(error, EngineError) else 400

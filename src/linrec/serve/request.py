@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -20,13 +20,26 @@ from linrec.rules import at_least, positive
 if TYPE_CHECKING:
     from linrec.serve.engine import Engine
 
-__all__ = ["Ended", "Process", "Request", "RequestError"]
+__all__ = ["Ended", "LogProb", "Process", "Request", "RequestError"]
 
 Ended: TypeAlias = Literal["length", "stop", "cancelled", "deadline", "error"]
 Process: TypeAlias = Callable[[Sequence[int], Float[Tensor, "v"]], Float[Tensor, "v"]]
 
 # random numbers that are drawn at once
 BLOCK = 64
+MOST_LOGPROBS = 20
+
+
+class LogProb(NamedTuple):
+    """The log probability of a token, and the likeliest tokens in its place.
+
+    Attributes:
+        value: log p of the token by the model itself, at temperature 1 and before `process`.
+        top: log p of the likeliest tokens by token id, the likeliest first.
+    """
+
+    value: float
+    top: dict[int, float]
 
 
 class RequestError(RuntimeError):
@@ -43,11 +56,14 @@ class Options:
     stop: frozenset[int] = frozenset()
     seconds: float = math.inf
     process: Process | None = None
+    logprobs: int | None = None
+    echo: bool = False
     salt: str = ""
 
     def __post_init__(self) -> None:
         at_least(1, n_tokens=self.n_tokens)
         check_seed(self.seed)
+        at_least(0, most=MOST_LOGPROBS, logprobs=self.logprobs, or_none=True)
         if self.seconds != math.inf:
             positive(seconds=self.seconds)
 
@@ -68,6 +84,8 @@ class Request:
         ended: why the request ended, None before: "length", "stop" for a token of `stop`, "cancelled",
             "deadline" or "error".
         error: the exception that ended the request.
+        logprobs: log probabilities of the generated tokens, where they were asked for; with `echo`, of all
+            tokens but the first.
         times: seconds of `time.monotonic` at which it was submitted, had its first token, and ended.
     """
 
@@ -80,6 +98,7 @@ class Request:
     cached: int = 0
     ended: Ended | None = None
     error: Exception | None = None
+    logprobs: list[LogProb] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=dict)
     _came: "queue.SimpleQueue[int | None]" = field(default_factory=queue.SimpleQueue)
     _drawn: np.ndarray | None = None
@@ -126,6 +145,16 @@ class Request:
         stops = (n for n, token in enumerate(chosen[:most], 1) if token in self.options.stop)
         return list(chosen[: next(stops, most)])
 
+    def score(self, logits: Float[Tensor, "n v"], tokens: Sequence[int]) -> None:
+        """Keep the log probabilities of successive tokens from their logits, if they were asked for."""
+        if self.options.logprobs is None or not tokens:
+            return
+        found = logits[: len(tokens)].double().log_softmax(-1)
+        top = found.topk(min(self.options.logprobs, found.shape[1]))
+        for row, token in enumerate(tokens):
+            likeliest = dict(zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True))
+            self.logprobs.append(LogProb(float(found[row, token]), likeliest))
+
     def extend(self, tokens: Sequence[int]) -> Exception | None:
         """Append generated tokens, whose predecessors the state has read; return the listener's error."""
         self.times.setdefault("first", time.monotonic())
@@ -137,7 +166,8 @@ class Request:
 
     def cut(self, length: int, seed: int | None) -> None:
         """Go back to fewer tokens, and wait again."""
-        del self.tokens[length:]
+        gone = len(self.tokens) - length
+        del self.tokens[length:], self.logprobs[max(0, len(self.logprobs) - gone) :]
         self.read, self.ended, self.error, self._drawn = 0, None, None, None
         if seed is not None:
             self.options = dataclasses.replace(self.options, seed=seed)
