@@ -139,9 +139,8 @@ def test_what_is_wrong_is_said_in_one_line(words, said, tmp_path, capsys, monkey
 
 
 @thorough
-def test_the_command_runs_the_suite_and_skips_what_is_done(tmp_path, capsys, monkeypatch):
-    # in this process, for another takes seconds to start
-    monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
+def test_the_command_runs_the_suite_and_skips_what_is_done(tmp_path, capsys, here):
+    here(run_job)
     words = ["bench", "streams", "--tasks", "delay-copy", "--learners", "frozen_rls,rtrl", "--seeds", "0"]
     words += ["--steps", "300", "--out", str(tmp_path / "out")]
     assert run(words) == 0

@@ -1,4 +1,4 @@
-"""`python -m linrec.lab.bench.worker FOLDER [STARTER]`: run the job of a folder, and write its outcome.
+"""`python -m linrec.lab.bench.worker STARTER FOLDER`: run the job of a folder, and write its outcome.
 
 After training, the worker measures the state of the model, and the speed and memory of training by length.
 """
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -308,14 +308,12 @@ def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
     return Batch(inputs, torch.randint(outputs, shape), None)
 
 
-def _main(words: Sequence[str]) -> int:
-    folder, *starter = words
-    for process in starter:
-        threading.Thread(target=stop_without, args=(int(process),), daemon=True).start()
+def _main(starter: str, folder: str) -> int:
+    threading.Thread(target=stop_without, args=(int(starter),), daemon=True).start()
     # wait, because an earlier worker that is about to stop may still be writing its checkpoint
     with locked(Path(folder), wait=True):
         return 0 if run_job(Path(folder)) == "done" else 1
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    sys.exit(_main(*sys.argv[1:]))
