@@ -283,11 +283,10 @@ def draw_perplexity(
     carried: float | None = None,
 ) -> Figure:
     """Draw perplexity over window length, with the training length and the carried state's value."""
-    figure = style.make_figure(height=3.4)
-    axes = figure.subplots()
+    figure, (axes,) = style.stack(1, height=3.4)
     axes.plot(lengths, perplexities, "o-", color=style.colour(0), markersize=4, label="windows")
     mark = f"length in training: {trained:,}"
-    axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)), label=mark)
+    axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=mark)
     if carried is not None and math.isfinite(carried):
         axes.axhline(carried, color=style.colour(1), label="state carried through the whole text")
         # a line across the picture leaves no margin of its own

@@ -28,8 +28,7 @@ from linrec.lab.inspection.collect import (
     time_scales,
 )
 from linrec.lab.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
-from linrec.lab.report import style
-from linrec.lab.report.pages import Picture, Table, render
+from linrec.lab.report.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.tasks import LanguageModeling, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
@@ -260,21 +259,15 @@ def table(layers: Sequence[Layer]) -> Table:
 def _draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tuple[list[Picture], list[str]]:
     """Return the pictures in order, and a sentence for each picture that could not be drawn."""
     labels, n_tokens = tokens.labels, len(tokens.labels)
-    parts = [
-        ("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
-        ("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, labels)),
-    ]
-    if n_tokens > NAMED:
-        parts.append(("transitions", "State transitions", OVER_TEXT, draw_over_text(layers)))
-    first = "" if n_tokens <= NAMED else f" The first {NAMED} tokens."
+    many, first = (True, f" The first {NAMED} tokens.") if n_tokens > NAMED else (False, "")
     text = draw_over_text(layers, labels, n_steps=NAMED)
-    parts.append(("text", "State transitions, token by token", OVER_TEXT + first, text))
-    pictures = [
-        Picture(style.save(figure, folder / f"{name}.png"), title, caption)
-        for name, title, caption, figure in parts
-        if figure is not None
+    drawings = [
+        Drawing("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
+        Drawing("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, labels)),
+        Drawing("transitions", "State transitions", OVER_TEXT, draw_over_text(layers) if many else None),
+        Drawing("text", "State transitions, token by token", OVER_TEXT + first, text),
     ]
-    return pictures, _missing(layers, changing=text is not None)
+    return save_pictures(drawings, folder), _missing(layers, changing=text is not None)
 
 
 def _page(

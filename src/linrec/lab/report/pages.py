@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 import linrec
 from linrec.errors import printable
+from linrec.lab.report import style
 
 # absolute paths: in quotes, where a name may have spaces, and elsewhere. A slash after a letter is a ratio or
 # a relative path, and two slashes after a colon are an address.
@@ -37,6 +39,24 @@ class Picture(NamedTuple):
     def base64(self) -> Markup:
         """The file as text; marked as safe, because it is long and has no special characters."""
         return Markup(base64.b64encode(self.path.read_bytes()).decode("ascii"))
+
+
+class Drawing(NamedTuple):
+    """A figure with the name of its file, without suffix, its heading and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure | None
+
+
+def save_pictures(drawings: Iterable[Drawing], folder: Path) -> list[Picture]:
+    """Write drawings to a folder, without those that have no figure."""
+    return [
+        Picture(style.save(figure, folder / f"{name}.png"), title, caption)
+        for name, title, caption, figure in drawings
+        if figure is not None
+    ]
 
 
 class Table(NamedTuple):

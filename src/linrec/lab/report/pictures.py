@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from linrec.lab.report import style
 from linrec.lab.report.arms import Arm
-from linrec.lab.report.scores import score_of
+from linrec.lab.report.scores import TITLES, score_of
 from linrec.lab.report.style import LineStyle
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run
@@ -32,11 +32,9 @@ LEARNED = 0.05
 ENOUGH = 200
 # two numbers make no curve
 FEWEST = 3
-TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
 # steps to either side of a reset in the enlarged part
 AROUND = 16
 RESET = "#D55E00"
-DASHED = (0, (5, 3))
 
 
 def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
@@ -62,8 +60,7 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     """
     objectives = {run.config.task.objective for arm in arms for run in arm.runs}
     quantities = ERROR if objectives == {"regression"} else PANELS
-    figure = style.make_figure(height=3.2 * len(quantities))
-    panels = figure.subplots(len(quantities), 1, sharex=True, squeeze=False)[:, 0]
+    figure, panels = style.stack(len(quantities), height=3.2, sharex=True)
     drawn = False
     for axes, (quantity, title) in zip(panels, quantities, strict=True):
         for index, arm in enumerate(arms):
@@ -74,7 +71,9 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
                     columns = zip(*rows, strict=True)
                     style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
         style.finish_axes(axes, y=title)
-        _mark_chance(axes, quantity, arms)
+        tasks = {run.config.task for arm in arms for run in arm.runs}
+        for level, name in sorted(filter(None, (_chance(task, quantity) for task in tasks))):
+            style.mark_level(axes, level, name)
     if quantities is ERROR:
         # errors fall by powers of ten
         panels[0].set_yscale("log")
@@ -107,24 +106,6 @@ def _interpolated(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[
     grid = np.unique(np.concatenate([steps for steps, _ in series]))
     grid = grid[(grid >= first) & (grid <= last)]
     return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
-
-
-def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
-    tasks = {run.config.task for arm in arms for run in arm.runs}
-    levels = {mark for task in tasks if (mark := _chance(task, quantity)) is not None}
-    for level, name in sorted(levels):
-        axes.axhline(level, color=style.GREY, linewidth=1, linestyle=DASHED)
-        axes.annotate(
-            name,
-            (1, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 2),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            color=style.GREY,
-            fontsize=style.LETTERS - 1,
-        )
 
 
 def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
@@ -164,8 +145,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     if not any(curves):
         return None
     chances = sorted({run.config.task.chance for arm in arms for run in arm.runs})
-    figure = style.make_figure(height=3.7)
-    axes = figure.subplots()
+    figure, (axes,) = style.stack(1, height=3.7)
     for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
         if members:
             spans, rows = _in_bins(members)
@@ -173,7 +153,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
             style.draw_mean_and_range(axes, spans, columns, colour=style.colour(index), label=arm.label)
     for chance in chances:
         label = f"chance {chance:.3g}"
-        axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=DASHED, label=label)
+        axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=label)
     style.finish_axes(axes, x="required memory span (numbers since the reset)", y="test accuracy")
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, _visible(curves, floor=chances[0] + LEARNED * (1 - chances[0])))
@@ -238,8 +218,7 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
         return None
     points.sort(key=lambda point: point[0])
     places, columns = range(len(points)), [scores for _, scores, _ in points]
-    figure = style.make_figure(height=3.2)
-    axes = figure.subplots()
+    figure, (axes,) = style.stack(1, height=3.2)
     style.draw_mean_and_range(axes, places, columns, colour=style.colour(0), marker="o")
     style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
     axes.set_xticks(places, [str(number) for number, _, _ in points])

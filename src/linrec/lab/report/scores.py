@@ -9,6 +9,9 @@ FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3
 """How scores are written, mean and spread alike, by metric; "loss" is in nats."""
 
 
+TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
+
+
 def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:
     """Return the score of a result and the name of its split: the test split, or validation without that.
 
@@ -17,11 +20,15 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
     split = next((name for name in ("test", "validation") if result.get(name)), None)
     if split is None:
         return None
-    score = result[split].get("accuracy" if metric == "accuracy" else "loss")
-    if score is None:
-        return None
+    score = score_in(metric, result[split])
+    return None if score is None else (score, split)
+
+
+def score_in(metric: str, scores: Mapping[str, Any]) -> float | None:
+    """Return the score of a split, or None if it is missing or null."""
+    score: float | None = scores.get("accuracy" if metric == "accuracy" else "loss")
     # the exponential of more overflows
-    return (math.exp(min(score, 700)) if metric == "perplexity" else score), split
+    return math.exp(min(score, 700)) if metric == "perplexity" and score is not None else score
 
 
 def better(metric: str, score: float, other: float) -> bool:

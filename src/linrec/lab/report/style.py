@@ -15,11 +15,13 @@ from linrec.files import replacing
 from linrec.lab.report.scores import mean_and_spread
 
 LineStyle: TypeAlias = Literal["-", ":", "--"]
+Dashes: TypeAlias = tuple[int, tuple[int, ...]]
 Marker: TypeAlias = Literal["", "o", "s"]
 
 # Okabe and Ito's palette without its yellow, which is too light for lines on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 GREY = "#767676"
+DASHED: Dashes = (0, (5, 3))
 # a narrow picture stays legible when a phone shows it at the width of its screen
 WIDTH_INCHES = 5.6
 LETTERS = 10
@@ -45,6 +47,12 @@ def point(index: int) -> Marker:
 def make_figure(height: float) -> Figure:
     """Return an empty figure of the common width and of `height` inches, outside pyplot's global state."""
     return Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def stack(n: int, *, height: float, sharex: bool = False) -> tuple[Figure, list[Axes]]:
+    """Return a figure of n panels below each other, for narrow screens, each `height` inches high."""
+    figure = make_figure(height * n)
+    return figure, list(figure.subplots(n, 1, squeeze=False, sharex=sharex)[:, 0])
 
 
 def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
@@ -75,6 +83,26 @@ def draw_mean_and_range(
     if any(len(column) > 1 for column in columns):
         lowest, highest = [min(column) for column in columns], [max(column) for column in columns]
         axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+
+
+def mark_level(axes: Axes, level: float, name: str = "", *, line: LineStyle | Dashes = DASHED) -> None:
+    """Draw a line across the axes, with a name above its right end."""
+    axes.axhline(level, color=GREY, linestyle=line, linewidth=1)
+    if name:
+        axes.annotate(
+            name,
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            color=GREY,
+            fontsize=LETTERS - 1,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            # below the curves
+            zorder=1,
+        )
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:

@@ -1,6 +1,5 @@
 """The report: from run folders or tables to a page and its pictures."""
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +9,9 @@ import torch
 
 from linrec.errors import DataError
 from linrec.files import write_text
-from linrec.lab.report import style
 from linrec.lab.report.arms import Arm, Comparison, compare_arms, group_runs
 from linrec.lab.report.collect import is_language_model, sample_text
-from linrec.lab.report.pages import Picture, Table, render
+from linrec.lab.report.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.report.pictures import (
     draw_accuracy_by_span,
     draw_learning_curves,
@@ -22,7 +20,7 @@ from linrec.lab.report.pictures import (
     transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
-from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
+from linrec.lab.report.scores import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
 from linrec.lab.train.run import writing
@@ -30,7 +28,6 @@ from linrec.models.config import spelled
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
 SPLITS = ("test", "validation")
-MSE = "mean squared error"
 UNITS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
 BANDS = "Lines are means over the seeds; bands reach from the lowest to the highest seed."
 SPANS = (
@@ -50,11 +47,6 @@ class Sample(NamedTuple):
     arm: str
     seed: int
     content: Mapping[str, Any]
-
-    @property
-    def temperature(self) -> str:
-        """The temperature, as short as possible."""
-        return f"{self.content['temperature']:g}"
 
 
 def write_report(
@@ -149,16 +141,17 @@ def render_page(
 def means(arm: Arm) -> dict[str, str]:
     """Return the scores of an arm: accuracies, squared errors, or perplexities and a loss per token."""
     by = judged_by(arm.runs[0].config.task)
-    if by != "perplexity":
-        key, title = ("accuracy", "accuracy") if by == "accuracy" else ("loss", MSE)
-        of_splits = {split: [result[split][key] for result in arm.results] for split in SPLITS}
-        return {f"{split} {title}": format_mean_and_spread(of_splits[split], FORMATS[by]) for split in SPLITS}
-    losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
-    perplexities = {split: [math.exp(min(loss, 700)) for loss in losses[split]] for split in SPLITS}
     told = {
-        f"{split} perplexity": format_mean_and_spread(perplexities[split], FORMATS[by]) for split in SPLITS
+        f"{split} {TITLES[by]}": format_mean_and_spread(
+            [score for result in arm.results if (score := score_in(by, result[split])) is not None],
+            FORMATS[by],
+        )
+        for split in SPLITS
     }
-    return told | {"validation loss": format_mean_and_spread(losses["validation"], FORMATS["loss"])}
+    if by == "perplexity":
+        losses = [result["validation"]["loss"] for result in arm.results if result["validation"]]
+        told["validation loss"] = format_mean_and_spread(losses, FORMATS["loss"])
+    return told
 
 
 def _check(run: Run) -> None:
@@ -181,35 +174,33 @@ def _check(run: Run) -> None:
 
 def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
     """Return the pictures, and a sentence for each missing part."""
-    pictures = []
     missing = [
         f"{run.path} has no result: it has not finished. It counts in no mean."
         for arm in arms
         for run in arm.runs
         if run.result is None
     ]
+    classifies = any(arm.runs[0].config.task.objective == "classification" for arm in arms)
+    shown = "Loss and accuracy" if classifies else "Mean squared error"
+    curves, spans = draw_learning_curves(arms), draw_accuracy_by_span(arms)
+    number = draw_score_by_number(arms)
+    drawings = [
+        Drawing("learning_curves", "Learning curves", f"{shown} while training. {BANDS}", curves),
+        Drawing("accuracy_by_span", "Test accuracy by required memory span", f"{SPANS} {BANDS}", spans),
+        Drawing("score_by_number", "Score by the number in which the runs differ", BANDS, number),
+    ]
     counts_right = [arm for arm in arms if judged_by(arm.runs[0].config.task) == "accuracy"]
-    if (figure := draw_learning_curves(arms)) is not None:
-        path = style.save(figure, out / "learning_curves.png")
-        classifies = any(arm.runs[0].config.task.objective == "classification" for arm in arms)
-        shown = "Loss and accuracy" if classifies else "Mean squared error"
-        pictures.append(Picture(path, "Learning curves", f"{shown} while training. {BANDS}"))
-    else:
+    if curves is None:
         missing.append("No run has logged anything yet, so there are no learning curves.")
-    if (figure := draw_accuracy_by_span(arms)) is not None:
-        path = style.save(figure, out / "accuracy_by_span.png")
-        pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
-    elif any(arm.results for arm in counts_right):
+    if spans is None and any(arm.results for arm in counts_right):
         missing.append("This task's results are not split by memory span.")
-    if (figure := draw_score_by_number(arms)) is not None:
-        path = style.save(figure, out / "score_by_number.png")
-        pictures.append(Picture(path, "Score by the number in which the runs differ", BANDS))
     # transitions of language models are shown by `linrec inspect`
-    pictures += filter(None, (_draw_transitions(arm, out, missing) for arm in counts_right))
-    return pictures, missing
+    drawings += filter(None, (_draw_transitions(arm, missing) for arm in counts_right))
+    return save_pictures(drawings, out), missing
 
 
-def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None:
+def _draw_transitions(arm: Arm, missing: list[str]) -> Drawing | None:
+    """Draw the transitions of an arm's first run with weights, or add to `missing` why not."""
     for run in arm.runs:
         try:
             model, task = run.model(), run.config.task
@@ -222,14 +213,14 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             mixer = spelled(run.config.model.mixer_pattern)
             missing.append(f"The mixer {mixer!r} has no state transitions to draw.")
             return None
-        path = style.save(draw_transitions(magnitudes), out / f"transitions-{arm.slug}.png")
         caption = f"{MAGNITUDES} Seed {run.config.loop.seed}."
         if magnitudes.resets.any():
             caption += (
                 " Orange marks are resets. The average over channels and layers is "
                 f"{magnitudes.at_resets:.3f} at resets and {magnitudes.elsewhere:.3f} elsewhere."
             )
-        return Picture(path, f"State transitions ({arm.label})", caption)
+        title = f"State transitions ({arm.label})"
+        return Drawing(f"transitions-{arm.slug}", title, caption, draw_transitions(magnitudes))
     return None
 
 
@@ -287,7 +278,7 @@ def _without_model(task: Task) -> list[dict[str, str]]:
         # the task's files are missing
         trivial = "–"
     if by == "mse":
-        return [{"configuration": "always the mean", f"test {MSE}": trivial}]
+        return [{"configuration": "always the mean", f"test {TITLES[by]}": trivial}]
     return [
         {"configuration": "always the most frequent answer", "test accuracy": trivial},
         {"configuration": "chance", "test accuracy": format(task.chance, FORMATS[by])},
