@@ -54,11 +54,11 @@ SECOND = (
 )
 """Files and folders of the second tier, examples of docstrings included: their tests make whole runs."""
 FIRST = (
-    "src/linrec/lab/report/scores.py",
+    "src/linrec/lab/style.py",
     "tests/convert/test_mamba2.py",
     "tests/hf/test_cache.py",
     "tests/lab/bench/test_jobs.py",
-    "tests/lab/report/test_scores.py",
+    "tests/lab/test_style.py",
     "tests/lab/tasks/test_automata.py",
     "tests/lab/tasks/test_recall.py",
     "tests/lab/tasks/test_synthetic.py",

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from linrec.cli import main
+from linrec.lab import style
 from linrec.lab.inspection import forgetting, histogram, inspect_model, reach, time_scales, write_inspection
-from linrec.lab.report import style
 from linrec.lab.tasks import LanguageModeling, MemoryHorizon
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig

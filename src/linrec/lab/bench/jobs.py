@@ -32,7 +32,6 @@ from linrec.models import (
     StackMemory,
 )
 from linrec.text import DataError
-from linrec.trees import leaves
 
 __all__ = ["Job", "make_jobs", "write_job"]
 
@@ -289,7 +288,7 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
         sum(module.state_size for module in stateful),
-        sum(mixer.state_size for mixer in stateful if isinstance(mixer, Mixer) and _starts_empty(mixer)),
+        sum(module.state_size for module in stateful if isinstance(module, Mixer) and module.state_grows),
     )
 
 
@@ -317,18 +316,6 @@ def _built(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | Se
     except Exception:
         # a user's mixer may read parameter values, which the meta device does not have
         return build()
-
-
-def _starts_empty(mixer: Mixer) -> bool:
-    if mixer.segment_length is not None:
-        # the cache of a segment is bounded
-        return False
-    try:
-        state = mixer.init_state(1)
-    except Exception:
-        # training does not call `init_state`, so a user's mixer may lack it
-        return False
-    return any(not leaf.numel() for leaf in leaves(state))
 
 
 def with_parameters(

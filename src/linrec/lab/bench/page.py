@@ -12,13 +12,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogFormatterSciNotation, LogLocator, NullLocator
 
 from linrec.files import make_subfolder, write_text
+from linrec.lab import style
 from linrec.lab.bench.jobs import equally_many
 from linrec.lab.bench.rows import Standing, level, standings
 from linrec.lab.bench.variants import short
-from linrec.lab.report import style
-from linrec.lab.report.pages import Drawing, render, save_pictures
+from linrec.lab.pages import Drawing, render, save_pictures
 from linrec.lab.report.records import learns
-from linrec.lab.report.scores import FORMATS, better, mean_and_spread
+from linrec.lab.style import FORMATS, better, mean_and_spread
 
 PAGE = "report.html"
 PICTURES = "pictures"

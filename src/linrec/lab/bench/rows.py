@@ -14,7 +14,7 @@ from linrec.files import replacing
 from linrec.lab.bench.jobs import NAMED
 from linrec.lab.bench.streams import stream_scores
 from linrec.lab.report.records import Learnt, Stored, learns, read_job, write_table
-from linrec.lab.report.scores import score_of
+from linrec.lab.style import score_of
 from linrec.lab.tasks.images import NOISES
 from linrec.lab.train.run import writing
 

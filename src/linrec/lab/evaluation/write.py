@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from linrec.errors import ConfigError, RunFolderError
+from linrec.lab import style
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
-from linrec.lab.report import style
-from linrec.lab.report.records import PERPLEXITY
 from linrec.lab.tasks import LanguageModeling, SplitName, TokenSplit
 from linrec.lab.tasks.base import SPLIT_NAMES
 from linrec.lab.train import Run
@@ -26,6 +25,7 @@ from linrec.lab.train.run import language_task, tokenizer_of, write_json, writin
 from linrec.literals import Precision
 from linrec.text import CharacterTokenizer, DataError, Tokenizer
 
+PERPLEXITY = "perplexity.json"
 PICTURE = "perplexity.png"
 HELD_OUT: tuple[SplitName, ...] = ("test", "validation")
 TABLE_14 = (*range(512, 2048, 256), *range(2048, 14336 + 1, 1024))

@@ -16,8 +16,8 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linrec.lab import style
 from linrec.lab.inspection.collect import BINS, Layer, forgetting, histogram, time_scales
-from linrec.lab.report import style
 
 # panels per row: as many as stay legible on a narrow screen
 COLUMNS = 2

@@ -28,7 +28,7 @@ from linrec.lab.inspection.collect import (
     time_scales,
 )
 from linrec.lab.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
-from linrec.lab.report.pages import Drawing, Picture, Table, render, save_pictures
+from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.tasks import LanguageModeling, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError

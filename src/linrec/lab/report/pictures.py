@@ -13,14 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
-from linrec.lab.report import style
+from linrec.lab import style
+from linrec.lab.inspection.collect import inspect_model
 from linrec.lab.report.arms import Arm
-from linrec.lab.report.scores import TITLES, score_of
-from linrec.lab.report.style import LineStyle
+from linrec.lab.style import TITLES, LineStyle, score_of
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run
-from linrec.models import Block
-from linrec.nn.gates import Transition
 
 SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
@@ -232,12 +230,12 @@ class Magnitudes:
     Attributes:
         layers: one tensor per layer that has transitions, shape (t, channels), in [0, 1].
         resets: where the sequence has a reset token, shape (t,), bool.
-        numbers: which layers of the model these are, counted from 1; None where they are all of them.
+        names: names of these layers, as `inspect_model` counts them; None counts from 1.
     """
 
     layers: tuple[Float[Tensor, "t c"], ...]
     resets: Bool[Tensor, "t"]
-    numbers: tuple[int, ...] | None = None
+    names: tuple[str, ...] | None = None
 
     @property
     def mean(self) -> Float[Tensor, "t"]:
@@ -258,11 +256,10 @@ class Magnitudes:
 def transition_magnitudes(
     model: nn.Module, tokens: Int64[Tensor, "t"], reset_token: int | None
 ) -> Magnitudes | None:
-    """Run a model over one sequence and collect |a_n| = exp(log_decay_n) of every layer.
+    """Run a model over one sequence and collect |a_n| of every layer that has state transitions.
 
     Args:
-        model: maps tokens (b, t) to (logits, state); its transitions are modules `linrec.nn.Transition`. Its
-            layers are its modules `Block`, where it has any.
+        model: a module that contains mixers and maps tokens (b, t).
         tokens: the sequence, shape (t,), int64.
         reset_token: the token to mark; None marks nothing.
 
@@ -278,27 +275,18 @@ def transition_magnitudes(
         >>> len(found.layers), found.layers[0].shape, found.resets.tolist()
         (2, torch.Size([4, 8]), [False, True, False, False])
     """
-    length = len(tokens)
-    layers: list[Tensor] = []
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    numbers = [
-        n for n, block in enumerate(blocks, start=1) for m in block.modules() if isinstance(m, Transition)
+    layers = [
+        (layer.name, layer.magnitude)
+        for layer in inspect_model(model, tokens[None], token_mixing=False)
+        if layer.magnitude is not None
     ]
-
-    def collect(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor | None]) -> None:
-        magnitude = outputs[0].exp().cpu()
-        # (1, t, h, dk) where data-controlled, (h, dk) where fixed
-        layers.append(magnitude.expand(1, length, *magnitude.shape[-2:]).reshape(length, -1))
-
-    hooks = [m.register_forward_hook(collect) for m in model.modules() if isinstance(m, Transition)]
-    try:
-        with torch.no_grad():
-            model(tokens[None])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    resets = torch.zeros(length, dtype=torch.bool) if reset_token is None else tokens.cpu() == reset_token
-    return Magnitudes(tuple(layers), resets, tuple(numbers) or None) if layers else None
+    if not layers:
+        return None
+    # (1, t, c) where data-controlled, (c,) where fixed
+    magnitudes = (magnitude.expand(1, len(tokens), -1)[0] for _, magnitude in layers)
+    found = tokens.cpu()
+    resets = torch.zeros_like(found, dtype=torch.bool) if reset_token is None else found == reset_token
+    return Magnitudes(tuple(magnitudes), resets, tuple(name for name, _ in layers))
 
 
 def draw_transitions(magnitudes: Magnitudes) -> Figure:
@@ -344,10 +332,9 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
                 extent=(-0.5, length - 0.5, layer.shape[1], 0),
             )
             _mark_resets(axes, resets)
-    numbers = magnitudes.numbers or range(1, n_layers + 1)
-    for number, layer, axes in zip(numbers, magnitudes.layers, panels[:-1, 0], strict=True):
-        n_channels = layer.shape[1]
-        axes.set_ylabel(f"layer {number}\n{n_channels} channels", fontsize=style.LETTERS)
+    names = magnitudes.names or range(1, n_layers + 1)
+    for name, layer, axes in zip(names, magnitudes.layers, panels[:-1, 0], strict=True):
+        axes.set_ylabel(f"layer {name}\n{layer.shape[1]} channels", fontsize=style.LETTERS)
         axes.set_yticks([])
     for axes, (start, end) in zip(panels[-1], windows, strict=True):
         axes.plot(magnitudes.mean.numpy(), color="black", linewidth=1.0)

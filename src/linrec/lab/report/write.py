@@ -9,9 +9,9 @@ import torch
 
 from linrec.errors import DataError
 from linrec.files import write_text
+from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.report.arms import Arm, Comparison, compare_arms, group_runs
 from linrec.lab.report.collect import is_language_model, sample_text
-from linrec.lab.report.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.report.pictures import (
     draw_accuracy_by_span,
     draw_learning_curves,
@@ -20,7 +20,7 @@ from linrec.lab.report.pictures import (
     transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
-from linrec.lab.report.scores import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in
+from linrec.lab.style import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
 from linrec.lab.train.run import writing

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import linrec
 from linrec.errors import printable
-from linrec.lab.report import style
+from linrec.lab import style
 
 # absolute paths: in quotes, where a name may have spaces, and elsewhere. A slash after a letter is a ratio or
 # a relative path, and two slashes after a colon are an address.
@@ -98,7 +98,7 @@ def _name(path: re.Match[str]) -> str:
 @functools.cache
 def _templates() -> Environment:
     made = Environment(
-        loader=PackageLoader("linrec.lab.report"),
+        loader=PackageLoader("linrec.lab"),
         autoescape=True,
         # macros return markup
         finalize=lambda value: value if isinstance(value, Markup) else plain(value),
