@@ -16,8 +16,7 @@ from linrec.lab.bench import (
     write_rows,
 )
 from linrec.lab.bench.jobs import write_job
-from linrec.lab.bench.rows import make_row
-from linrec.lab.bench.streams import stream_scores
+from linrec.lab.bench.rows import make_row, stream_scores
 from linrec.lab.bench.worker import run_job
 from linrec.lab.report import collect_runs
 from linrec.lab.report.records import read_stored

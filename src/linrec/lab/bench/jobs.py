@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from linrec.errors import unknown
 from linrec.field_types import read_content
 from linrec.files import make_subfolder
-from linrec.lab.bench.suites import Entry
+from linrec.lab.bench.suites import LEARNERS, Entry, StreamEntry
 from linrec.lab.bench.variants import Variant, folder_name, parse_variant
 from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig
@@ -33,7 +34,7 @@ from linrec.models import (
 )
 from linrec.text import DataError
 
-__all__ = ["Job", "make_jobs", "write_job"]
+__all__ = ["Job", "make_jobs", "make_stream_jobs", "write_job"]
 
 NO_DATA = "no data"
 FAILED = "failed"
@@ -195,6 +196,38 @@ def make_jobs(
         for seed in seeds
         for entry, mixer, config, found, ended in built
     ]
+
+
+def make_stream_jobs(
+    entries: Sequence[StreamEntry], learners: Sequence[str], seeds: Sequence[int], steps: int | None = None
+) -> list[Job]:
+    """Return the jobs of all streams, learners and seeds, beginning with all jobs of the first seed.
+
+    Args:
+        entries: entries of the suite.
+        learners: labels of learners, keys of `LEARNERS`; none is all.
+        seeds: integers of at least 0.
+        steps: steps of each stream; None is as the entries say.
+
+    Raises:
+        ConfigError: a label does not exist.
+
+    Example:
+        >>> from linrec.lab.bench import STREAMS
+        >>> [str(job.folder) for job in make_stream_jobs(STREAMS[:1], ["rtrl"], [0, 1])]
+        ['add-memory/rtrl/seed-0', 'add-memory/rtrl/seed-1']
+    """
+    for label in learners:
+        if label not in LEARNERS:
+            raise ConfigError(str(unknown("learner of the suite called", label, [*LEARNERS])))
+    jobs = []
+    for seed in seeds:
+        for entry in entries:
+            for label in dict.fromkeys(learners or LEARNERS):
+                config = entry.config(label, seed)
+                found = sizes(config.encoder(config.make_stream()))
+                jobs.append(Job(entry.name, label, seed, config, found, steps=steps or entry.steps))
+    return jobs
 
 
 def first_line(error: BaseException) -> str:
