@@ -6,9 +6,9 @@ import functools
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -53,6 +53,9 @@ WIDEST = 4096
 
 TOLERANCE = 0.05
 """Largest relative difference between two numbers of parameters that count as equal."""
+
+
+Model: TypeAlias = ModelConfig | SequenceClassifierConfig
 
 
 class Sizes(NamedTuple):
@@ -126,12 +129,12 @@ class Job:
         """Return a copy of the job with another learning rate, as a trial of a sweep."""
         config, trial = self.config, f"lr-{lr:g}"
         if isinstance(config, LearnConfig):
-            return dataclasses.replace(self, config=dataclasses.replace(config, lr=lr), trial=trial)
+            return replace(self, config=replace(config, lr=lr), trial=trial)
         factor = lr / config.optim.lr
         # parameters with their own learning rate keep its ratio to the common rate
         transition_lr = None if config.optim.transition_lr is None else config.optim.transition_lr * factor
-        optim = dataclasses.replace(config.optim, lr=lr, transition_lr=transition_lr)
-        return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=trial)
+        optim = replace(config.optim, lr=lr, transition_lr=transition_lr)
+        return replace(self, config=replace(config, optim=optim), trial=trial)
 
 
 def make_jobs(
@@ -171,7 +174,7 @@ def make_jobs(
         for variant in variants:
             try:
                 across: dict[str, Any] = {} if variant.memory is None else {"memory": variant.memory}
-                model = dataclasses.replace(
+                model = replace(
                     recipe.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args), **across
                 )
             except (TypeError, ValueError) as error:
@@ -186,13 +189,15 @@ def make_jobs(
                 except Exception as error:
                     unfit[variant.label].append(error)
                     ended = (FAILED, _unbuilt(error))
-            built.append((entry, variant.label, dataclasses.replace(recipe, model=model), found, ended))
+            built.append((entry, variant.label, replace(recipe, model=model), found, ended))
     for label, errors in unfit.items():
         # a mixer that fits no task is a user error, better reported before the suite starts
         if errors and len(errors) == len(entries):
             raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
     return [
-        Job(entry.name, mixer, seed, _seeded(config, seed), found, ended=ended)
+        Job(
+            entry.name, mixer, seed, replace(config, loop=replace(config.loop, seed=seed)), found, ended=ended
+        )
         for seed in seeds
         for entry, mixer, config, found, ended in built
     ]
@@ -265,7 +270,8 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     # the round trip through JSON turns tuples into lists, as in the stored file
     wanted = json.loads(json.dumps({**job.described, "config": _plain(job.config)}))
     # a job that never started may be overwritten: its configuration may change once its data or model exist
-    stored = None if _never_began(folder) else read_content(folder / JOB, JobRecord)
+    never_began = (folder / OUTCOME).exists() and not (folder / RUN).exists()
+    stored = None if never_began else read_content(folder / JOB, JobRecord)
     if stored is not None:
         if not _is_same(stored, wanted, trusted=job.config.import_paths):
             raise ConfigError(
@@ -280,17 +286,12 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     return folder
 
 
-def _never_began(folder: Path) -> bool:
-    """Return whether a job ended before it started, because its data or its model were missing."""
-    return (folder / OUTCOME).exists() and not (folder / RUN).exists()
-
-
 def _prepared(entry: Entry) -> tuple[TrainConfig, str]:
     """Return an entry's configuration with the vocabulary of its data, and a message if data are missing."""
     config = entry.config()
     if config.task.vocab_size is None and config.task.n_features is None:
         try:
-            return dataclasses.replace(config, task=config.task.prepared()), ""
+            return replace(config, task=config.task.prepared()), ""
         except DataError as error:
             return config, without_data(entry.name, error)
     return config, ""
@@ -309,14 +310,17 @@ def _variants(mixers: Sequence[str]) -> list[Variant]:
     return [*found.values()]
 
 
-def _seeded(config: TrainConfig, seed: int) -> TrainConfig:
-    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, seed=seed))
-
-
-def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
+def sizes(config: Model) -> Sizes:
     """Return the sizes of a configuration's model, built on the meta device if its mixer supports it."""
     with torch.random.fork_rng(devices=[]):
-        model = _built(config)
+        try:
+            with torch.device("meta"):
+                model = build_model(config)
+        except ValueError:
+            raise
+        except Exception:
+            # a user's mixer may read parameter values, which the meta device does not have
+            model = build_model(config)
     stateful = _stateful(model)
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
@@ -337,23 +341,12 @@ def equally_many(parameters: int, other: int) -> bool:
     return abs(parameters - other) <= TOLERANCE * max(parameters, other)
 
 
-def _built(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
-    def build() -> LanguageModel | SequenceClassifier:
-        return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
-
-    try:
-        with torch.device("meta"):
-            return build()
-    except ValueError:
-        raise
-    except Exception:
-        # a user's mixer may read parameter values, which the meta device does not have
-        return build()
+def build_model(config: Model) -> LanguageModel | SequenceClassifier:
+    """Return a new model of a configuration."""
+    return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
 
 
-def with_parameters(
-    config: ModelConfig | SequenceClassifierConfig, n: int
-) -> ModelConfig | SequenceClassifierConfig:
+def with_parameters(config: Model, n: int) -> Model:
     """Return the configuration whose number of parameters, embeddings and head included, is nearest to n.
 
     First, the model width is set to the multiple of 8 that comes nearest to n, with the hidden width of the
@@ -362,8 +355,8 @@ def with_parameters(
     """
     ratio = config.d_channel_mixing / config.d_model
 
-    def of(width: int) -> ModelConfig | SequenceClassifierConfig:
-        return dataclasses.replace(config, d_model=width, d_channel_mixing=max(1, round(ratio * width)))
+    def of(width: int) -> Model:
+        return replace(config, d_model=width, d_channel_mixing=max(1, round(ratio * width)))
 
     @functools.cache
     def parameters(width: int) -> int | None:
@@ -390,8 +383,8 @@ def with_parameters(
     nearest = of(min(possible, key=lambda width: abs((parameters(width) or 0) - n)))
     count = sizes(nearest).parameters
 
-    def hidden(units: int) -> ModelConfig | SequenceClassifierConfig:
-        return dataclasses.replace(nearest, d_channel_mixing=max(1, nearest.d_channel_mixing + units))
+    def hidden(units: int) -> Model:
+        return replace(nearest, d_channel_mixing=max(1, nearest.d_channel_mixing + units))
 
     of_a_unit = sizes(hidden(1)).parameters - count
     return hidden(round((n - count) / of_a_unit)) if of_a_unit else nearest

@@ -24,7 +24,7 @@ from torch import Tensor
 from linrec.errors import memory_error
 from linrec.field_types import read_content
 from linrec.files import locked
-from linrec.lab.bench.jobs import FAILED, NO_DATA, first_line, without_data
+from linrec.lab.bench.jobs import FAILED, NO_DATA, build_model, first_line, without_data
 from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig, Learning, learn
 from linrec.lab.tasks import Batch, PairedTask, Task, judged_by
@@ -37,7 +37,7 @@ from linrec.lab.train.records import Result
 from linrec.lab.train.run import write_json
 from linrec.lab.train.step import Objective, train_step
 from linrec.mixers import Mixer
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
+from linrec.models import ModelConfig
 from linrec.text import DataError
 from linrec.trees import leaves
 
@@ -180,7 +180,7 @@ def stop_without(starter: int, every: float = 1.0) -> None:
 
 def state_elements(config: TrainConfig) -> int:
     """Return the number of elements in the state after a sequence; of a classifier, in its mixers."""
-    model = make_fabric(config.loop).setup_module(_model(config)).eval()
+    model = make_fabric(config.loop).setup_module(build_model(config.model)).eval()
     inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
     returns_state = isinstance(config.model, ModelConfig)
     states: list[Any] = []
@@ -223,7 +223,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
     loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
     fabric = make_fabric(loop)
     device = fabric.device
-    model = _model(config)
+    model = build_model(config.model)
     objective = fabric.setup_module(Objective(model))
     steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
     step = functools.partial(
@@ -276,11 +276,6 @@ def _step_bytes(step: Callable[[], object], device: torch.device) -> int | None:
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
-    of = config.model
-    return LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
 
 
 def _length(config: TrainConfig) -> int:
