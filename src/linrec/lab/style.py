@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -125,6 +126,24 @@ def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def interpolated(
+    curves: Iterable[Sequence[tuple[float, float | None]]],
+) -> tuple[list[float], list[list[float]]]:
+    """Return the steps that all curves have, and the values of each curve at these steps.
+
+    Curves have points (step, value) in order; values between are interpolated linearly. Values that are None
+    or not finite, and curves without values, are left out.
+    """
+    finite = ([(x, y) for x, y in curve if y is not None and math.isfinite(y)] for curve in curves)
+    series = [np.array(curve, dtype=float).T for curve in finite if curve]
+    if not series:
+        return [], []
+    first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
 
 
 def draw_mean_and_range(

@@ -334,15 +334,7 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
 
 def _curve(standing: Standing, column: int) -> Values:
     """Return a column of the learning curves: 1 for the loss, 2 for the accuracy."""
-    curves = [row["curve"] for row in standing.rows if row["curve"]]
-    # a run that ended early has fewer points than the others
-    steps = [point[0] for point in min(curves, key=len, default=[])]
-    # a file of others may lack an accuracy
-    values = [
-        [math.nan if point[column] is None else point[column] for point in curve[: len(steps)]]
-        for curve in curves
-    ]
-    return steps, values
+    return style.interpolated([(point[0], point[column]) for point in row["curve"]] for row in standing.rows)
 
 
 def _by_length(standing: Standing, name: str, unit: float) -> Values:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from matplotlib.axes import Axes
@@ -18,7 +17,6 @@ from linrec.lab.inspection.collect import inspect_model
 from linrec.lab.report.arms import Arm
 from linrec.lab.style import TITLES, LineStyle, score_of
 from linrec.lab.tasks import Task, judged_by
-from linrec.lab.train import Run
 
 SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
@@ -63,10 +61,17 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     for axes, (quantity, title) in zip(panels, quantities, strict=True):
         for index, arm in enumerate(arms):
             for split, line in SPLITS:
-                steps, rows = _interpolated(arm.runs, split, quantity)
-                if rows:
+                steps, seeds = style.interpolated(
+                    [
+                        (record["step"], record.get(quantity))
+                        for record in run.metrics
+                        if record["split"] == split
+                    ]
+                    for run in arm.runs
+                )
+                if seeds:
                     drawn = True
-                    columns = zip(*rows, strict=True)
+                    columns = zip(*seeds, strict=True)
                     style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
         style.finish_axes(axes, y=title)
         tasks = {run.config.task for arm in arms for run in arm.runs}
@@ -86,24 +91,6 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
     style.add_legend(figure, handles)
     return figure if drawn else None
-
-
-def _interpolated(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[float], list[list[float]]]:
-    series = []
-    for run in runs:
-        records = [
-            (record["step"], record[quantity])
-            for record in run.metrics
-            if record["split"] == split and math.isfinite(record.get(quantity, math.nan))
-        ]
-        if records:
-            series.append(np.array(records, dtype=float).T)
-    if not series:
-        return [], []
-    first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
-    grid = np.unique(np.concatenate([steps for steps, _ in series]))
-    grid = grid[(grid >= first) & (grid <= last)]
-    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
 
 
 def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
