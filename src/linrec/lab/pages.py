@@ -7,7 +7,7 @@ plain text, and local paths lose their folders: templates escape every value, an
 import base64
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,8 +63,16 @@ class Table(NamedTuple):
     """A table of plain text; the columns `numbers` are aligned to the right."""
 
     head: Sequence[str]
-    rows: Iterable[Sequence[str]]
-    numbers: range = range(0)
+    rows: Sequence[Sequence[str]]
+    numbers: range
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str]], numbers: range | None = None) -> "Table":
+        """Return a table of rows by heading; rows may lack columns, and `numbers` is all but the first by default."""
+        rows = list(rows)
+        head = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[row.get(name, "") for name in head] for row in rows]
+        return cls(head, cells, range(1, len(head)) if numbers is None else numbers)
 
 
 def render(template: str, **values: Any) -> str:

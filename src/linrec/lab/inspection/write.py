@@ -42,6 +42,7 @@ PAGE = "inspection.html"
 JSON = "inspection.json"
 # limit for token-mixing matrices: their size grows quadratically, and a screen has fewer pixels
 MOST = 1024
+COLUMNS = ("channels", "mean", "median", "above 0.9", "above 0.99", "time scale", "longest")
 # symbols for invisible characters, and for tokens without text
 VISIBLE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
 NO_TEXT = "∎"
@@ -247,23 +248,20 @@ def write_inspection(
 
 def table(layers: Sequence[Layer]) -> Table:
     """Return the statistics of each layer as text (HGRN, Qin, Yang and Zhong, 2023, table 12)."""
-    head, rows = ["layer"], [[layer.name] for layer in layers]
-    if any(layer.magnitude is not None for layer in layers):
-        head += ["channels", "mean", "median", "above 0.9", "above 0.99", "time scale", "longest"]
-        for row, layer in zip(rows, layers, strict=True):
-            found = forgetting(layer)
-            if found is None:
-                row += ["–"] * 7
-                continue
-            row += [str(found.channels), f"{found.mean:.3f}", f"{found.median:.3f}"]
-            row += [f"{found.above_090:.1%}", f"{found.above_099:.1%}"]
-            row += [_steps(found.time_scale), _steps(found.longest)]
-    if any(layer.mixing is not None for layer in layers):
-        head.append("reach")
-        for row, layer in zip(rows, layers, strict=True):
-            distance = reach(layer)
-            row.append("–" if distance is None else _steps(distance))
-    return Table(head, rows, range(1, len(head)))
+    rows: list[dict[str, str]] = []
+    for layer in layers:
+        row, found, distance = {"layer": layer.name}, forgetting(layer), reach(layer)
+        if any(other.magnitude is not None for other in layers):
+            row |= dict.fromkeys(COLUMNS, "–")
+        if found is not None:
+            scales = (_steps(found.time_scale), _steps(found.longest))
+            shares = (f"{found.above_090:.1%}", f"{found.above_099:.1%}")
+            means = (str(found.channels), f"{found.mean:.3f}", f"{found.median:.3f}")
+            row |= zip(COLUMNS, (*means, *shares, *scales), strict=True)
+        if any(other.mixing is not None for other in layers):
+            row["reach"] = "–" if distance is None else _steps(distance)
+        rows.append(row)
+    return Table.of(rows)
 
 
 def _draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tuple[list[Picture], list[str]]:
