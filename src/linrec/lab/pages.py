@@ -60,7 +60,7 @@ def save_pictures(drawings: Iterable[Drawing], folder: Path) -> list[Picture]:
 
 
 class Table(NamedTuple):
-    """A table of plain text; the columns `numbers` are aligned to the right."""
+    """A table of plain text; the columns `numbers`, all but the first by default, are aligned to the right."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -68,7 +68,7 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, str]], numbers: range | None = None) -> "Table":
-        """Return a table of rows by heading; rows may lack columns, and `numbers` is all but the first by default."""
+        """Return a table of rows by heading, some of which may lack columns."""
         rows = list(rows)
         head = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[row.get(name, "") for name in head] for row in rows]
