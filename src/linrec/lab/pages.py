@@ -60,7 +60,7 @@ def save_pictures(drawings: Iterable[Drawing], folder: Path) -> list[Picture]:
 
 
 class Table(NamedTuple):
-    """A table of plain text; the columns `numbers`, all but the first by default, are aligned to the right."""
+    """A table of plain text; the columns `numbers` are aligned to the right, by default all but the first."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]

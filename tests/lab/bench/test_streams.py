@@ -89,6 +89,8 @@ def test_the_page_has_a_picture_of_every_stream(suite, tmp_path):
     page = write_page(make_rows(suite[1]), tmp_path, title="streams").read_text()
     assert all(f"{entry.name}: loss over time" in page for entry in ENTRIES)
     assert "Dotted lines are drifts" in page and "µs/step late" in page and "frozen_rls" in page
+    # explained, and models of other sizes are no fault
+    assert "Recovery counts the steps after a drift" in page and "What is missing" not in page
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
         f"{entry.name}-curves.png" for entry in ENTRIES
     }

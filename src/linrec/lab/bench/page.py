@@ -22,12 +22,6 @@ from linrec.lab.style import FORMATS, better, mean_and_spread
 
 PAGE = "report.html"
 PICTURES = "pictures"
-ON_STREAMS = (
-    "Loss is the mean over the stream, each step predicted before it is learnt. Bound is the loss of a "
-    "predictor without memory. Recovery counts the steps after a drift until the loss is within a tenth of "
-    "where the regime ends, and retained is the share of what was learnt that is left when a regime returns. "
-    "Early is at step 1,000."
-)
 # line styles of the baselines
 LEVELS: dict[str, style.LineStyle] = {"chance": "--", "trivial_score": ":"}
 AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
@@ -79,9 +73,9 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
         sentences.append(f"Jobs that have not been run: {left}; the command of the suite runs them.")
-    sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
-    if rows and all(learns(row["config"]) for row in rows):
-        sentences.append(ON_STREAMS)
+    on_streams = bool(rows) and all(learns(row["config"]) for row in rows)
+    if not on_streams:
+        sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
     page = render(
         "suite.html",
         title=title,
@@ -90,6 +84,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
         of_all=len(rows),
         devices=", ".join(devices),
         sentences=sentences,
+        on_streams=on_streams,
         leaderboard=[_line(standing, rows) for standing in table],
         pictures=drawn,
     )
