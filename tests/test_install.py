@@ -17,7 +17,8 @@ from .markdown import ROOT
 NEED_EXTRA = [
     "cli",
     "hf",
-    *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "publishing", "report")),
+    *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "pages", "publishing", "report")),
+    "lab.style",
 ]
 BLOCK = """
 import sys
