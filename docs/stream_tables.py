@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from linrec.lab.bench import STREAMS
 from linrec.lab.bench.rows import make_row, standings
 from linrec.lab.report.records import read_table
-from linrec.lab.report.scores import FORMATS, format_mean_and_spread
+from linrec.lab.style import FORMATS, format_mean_and_spread
 
 ROOT = Path(__file__).parents[1]
 Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]

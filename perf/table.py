@@ -165,7 +165,7 @@ def draw_panels(
     of a panel. `y` labels the axis on the left. `widths` are the lines' widths.
     """
     # imported here: matplotlib is needed for pictures alone
-    from linrec.lab.report import style
+    from linrec.lab import style
 
     figure = style.make_figure(3.0)
     panels = figure.subplots(1, 2, sharey=share_y)

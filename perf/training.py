@@ -475,7 +475,7 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     # imported here: matplotlib is needed for the picture alone
     from matplotlib.lines import Line2D
 
-    from linrec.lab.report import style
+    from linrec.lab import style
 
     measured = [model for model in results["models"] if "missing" not in model]
     measured.sort(key=lambda model: model["tokens_per_second"]["median"])

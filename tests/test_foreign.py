@@ -20,9 +20,8 @@ from linrec.cli import main
 from linrec.convert import ConversionError
 from linrec.convert.checkpoint import write_checkpoint
 from linrec.errors import TrainError, printable
-from linrec.lab.bench import get_suite, make_jobs, make_rows
+from linrec.lab.bench import get_suite, make_jobs, make_rows, run_jobs
 from linrec.lab.bench.jobs import write_job
-from linrec.lab.bench.schedule import execute
 from linrec.lab.bench.worker import run_job
 from linrec.lab.corpora import TextFiles
 from linrec.lab.corpora.rows import load_splits
@@ -681,7 +680,7 @@ def test_jobs_of_a_suite_write_through_no_link(run: Path) -> None:
     Path("precious").write_text("mine")
     (folder / "log.txt").symlink_to(Path("precious").absolute())
     with pytest.raises(OSError, match="is a symbolic link"):
-        execute(folder)
+        run_jobs([folder])
     assert Path("precious").read_text() == "mine"
     shutil.rmtree(folder.parent)
     Path("elsewhere").mkdir()

@@ -18,7 +18,8 @@ NEED_EXTRA = [
     "cli",
     "hf",
     *(f"serve.{name}" for name in ("bodies", "http")),
-    *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "publishing", "report")),
+    *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "pages", "publishing", "report")),
+    "lab.style",
 ]
 BLOCK = """
 import sys

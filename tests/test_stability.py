@@ -33,7 +33,7 @@ INTERNAL = {
     "rules",
     "torch_private",
 }
-INTERNAL |= {"lab.publishing", "tensor_files", "trees"}
+INTERNAL |= {"lab.pages", "lab.publishing", "lab.style", "tensor_files", "trees"}
 
 
 def public(module: ModuleType) -> list[str]:

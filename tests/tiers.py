@@ -11,7 +11,7 @@ that the other tiers make on another case:
 - Triton kernels in the interpreter for further shapes of gates, precisions and numbers of programs;
 - mixers at lengths around the chunks of their operator. The laws of the operator have these lengths;
 - generation and evaluation of models that differ in the mixer alone;
-- interrupts of a program at further times, and jobs side by side, which start Ray.
+- interrupts of a program at further times.
 
 `torch.compile` follows the lines of every mixer in the second tier, and traces one mixer of each family. A
 plain `pytest` on a file runs the cases of all tiers.
@@ -56,11 +56,11 @@ SECOND = (
 )
 """Files and folders of the second tier, examples of docstrings included: their tests make whole runs."""
 FIRST = (
-    "src/linrec/lab/report/scores.py",
+    "src/linrec/lab/style.py",
     "tests/convert/test_mamba2.py",
     "tests/hf/test_cache.py",
     "tests/lab/bench/test_jobs.py",
-    "tests/lab/report/test_scores.py",
+    "tests/lab/test_style.py",
     "tests/lab/tasks/test_automata.py",
     "tests/lab/tasks/test_recall.py",
     "tests/lab/tasks/test_synthetic.py",

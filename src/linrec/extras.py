@@ -17,7 +17,7 @@ EXTRAS = {
     "text": ("tokenizers", "transformers", "datasets"),
     "hf": ("transformers", "tokenizers", "accelerate"),
     "eval": ("lm_eval",),
-    "bench": ("ray", "pyarrow"),
+    "bench": ("pyarrow",),
     "ode": ("torchdiffeq",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }

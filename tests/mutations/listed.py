@@ -231,11 +231,11 @@ MUTATIONS = (
         ("tests/learning/test_frozen_rls.py",),
     ),
     Mutation(
-        "lab/report/scores.py",
+        "lab/style.py",
         "statistics.stdev(values)",
         "statistics.pstdev(values)",
         "reports: the spread over seeds is of a population",
-        ("tests/lab/report/test_scores.py", "src/linrec/lab/report/scores.py"),
+        ("tests/lab/test_style.py", "src/linrec/lab/style.py"),
     ),
     Mutation(
         "files.py",

@@ -38,8 +38,8 @@ from linrec.lab.bench.rows import Standing, level, standings, validation_loss
 from linrec.lab.bench.schedule import outcome_of
 from linrec.lab.bench.variants import split_list
 from linrec.lab.report.records import JOB
-from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
 from linrec.lab.streams.learn import LearnConfig
+from linrec.lab.style import FORMATS, format_mean_and_spread, mean_and_spread
 from linrec.lab.train.fabric import program
 from linrec.rules import at_least
 

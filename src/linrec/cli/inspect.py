@@ -6,7 +6,7 @@ from linrec.cli.display import show_table
 from linrec.cli.options import InspectOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.lab.inspection import write_inspection
+from linrec.lab.inspection import choose_tokens, write_inspection
 from linrec.lab.inspection.write import table
 from linrec.lab.train import load_run
 from linrec.lab.train.fabric import device_of
@@ -16,18 +16,19 @@ def run(words: list[str]) -> int:
     """Run `linrec inspect`."""
     options = parse(InspectOptions, words, "linrec inspect")
     with one_line_errors():
+        trained = load_run(options.run, trust_code=options.trust_code)
+        tokens = choose_tokens(
+            trained, options.tokens, prompt=options.prompt, path=options.data, split=options.split
+        )
         found = write_inspection(
-            load_run(options.run, trust_code=options.trust_code),
-            prompt=options.prompt,
-            path=options.data,
-            split=options.split,
-            n_tokens=options.tokens,
+            trained,
+            tokens,
             matrices=options.matrices,
             out=options.out,
             device=device_of(options.device),
             command=shlex.join(["linrec", "inspect", *words]),
         )
-    n_tokens, tokens = len(found.tokens.labels), found.tokens
+    n_tokens = len(tokens.labels)
     some = f"the first {n_tokens:,} of" if n_tokens < tokens.of else "all"
     say(f"{tokens.source}: {some} {tokens.of:,} tokens")
     titles, rows, _ = table(found.layers)

@@ -234,7 +234,7 @@ class BenchOptions:
             the rate with the lowest validation loss.
         lrs: learning rates to try instead of the sweep's.
         budget: minutes after which no more jobs are started.
-        workers: number of jobs to run at the same time; more than 1 needs Ray.
+        workers: number of jobs to run at the same time, which share the GPUs.
         learners: learners of the suite `streams`, such as rtrl; by default all.
         steps: steps of each stream; by default those of the suite.
         out: folder of the suite; by default bench/SUITE. Jobs that are done there are not run again.

@@ -11,7 +11,7 @@ from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import make_row
 from linrec.lab.report import collect_runs, compare_runs, write_report
 from linrec.lab.report.records import Stored, read_stored
-from linrec.lab.report.scores import FORMATS, format_mean_and_spread
+from linrec.lab.style import FORMATS, format_mean_and_spread
 from linrec.lab.train import ConfigError, RunFolderError
 from linrec.lab.train.run import writing
 

@@ -32,10 +32,10 @@ def text_entry(cache, **task):
 
 
 @thorough
-def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsys, monkeypatch):
+def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsys, monkeypatch, here):
     suite = {"tiny": (text_entry(tmp_path / "cache"), TINY)}
     monkeypatch.setattr("linrec.lab.bench.suites.SUITES", suite)
-    monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
+    here(run_job)
     monkeypatch.setattr("linrec.lab.bench.worker.speed_by_length", lambda *_, **__: [])
     out, file = tmp_path / "out", tmp_path / "rose.txt"
     words = ["bench", "tiny", "--mixers", "gla", "--seeds", "0", "--out", str(out)]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,34 +19,12 @@ from linrec.lab.bench.queue import MIB, Queue, QueuedJob, read_queue
 from linrec.lab.report import read_runs
 from linrec.lab.train import ConfigError, load_run
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
+from tests.lab.bench.conftest import Process
 from tests.lab.train.test_resume import assert_same_run
 from tests.tiers import thorough
 
 HEAD = "[DEFAULT]\ncommand = train lm\nminutes = 0.001\n"
 LONG = HEAD.replace("0.001", "9")
-
-
-class Process:
-    """A job that ends with the status that `ends` has for its name, or when it is asked to stop."""
-
-    started: list["Process"]
-    ends: dict[str, int]
-    deaf = False
-
-    def __init__(self, words: list[str], stdout: Any, env: dict[str, str], **_: Any) -> None:
-        self.name, self.words, self.gpu = Path(words[4]).name, words[5:], env["CUDA_VISIBLE_DEVICES"]
-        self.returncode = Process.ends.get(self.name)
-        stdout.write("".join(f"line {number}\n" for number in range(9)))
-        Process.started.append(self)
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def terminate(self) -> None:
-        self.returncode = None if Process.deaf else 130
-
-    def kill(self) -> None:
-        self.returncode = -signal.SIGKILL
 
 
 class Maker:
@@ -85,13 +62,8 @@ class Maker:
 
 
 @pytest.fixture
-def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
+def queue(tmp_path: Path, processes: type[Process]) -> Maker:
     """Queues whose jobs are `Process`, on two GPUs."""
-    Process.started, Process.ends, Process.deaf = [], {}, False
-    monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=Process, STDOUT=None))
-    monkeypatch.setattr(module, "POLL", 0.001)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     return Maker(tmp_path)
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,13 +22,13 @@ from linrec.cli import main
 from linrec.lab.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
 from linrec.lab.bench.jobs import write_job
 from linrec.lab.bench.rows import make_row
-from linrec.lab.bench.schedule import _gpu_share, outcome_of
+from linrec.lab.bench.schedule import outcome_of
 from linrec.lab.bench.variants import folder_name
 from linrec.lab.bench.worker import _main, run_job, stop_without
 from linrec.lab.report.records import read_table
-from linrec.lab.train import ConfigError, InterruptedRunError, load_run
+from linrec.lab.train import InterruptedRunError, load_run
 from linrec.lab.train.progress import Interrupt
-from tests.tiers import thorough, tiered
+from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"
 TINY = Entry(
@@ -146,11 +145,8 @@ def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, mes
 
 
 @thorough
-# side by side they need Ray, whose own processes take a quarter of a minute
-@pytest.mark.parametrize("workers", tiered([1], rare=[2]))
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path, workers):
-    if workers > 1:
-        pytest.importorskip("ray")
     folders = [folder_of(f"{OWN}:Killed"), folder_of("lru")]
     ended = []
     run_jobs(folders, workers=workers, ended=ended.append)
@@ -184,7 +180,7 @@ def test_after_the_deadline_no_job_is_started(folder_of):
 
 
 @thorough
-def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
+def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch, here):
     pages = []
 
     def ended(folder):
@@ -193,7 +189,7 @@ def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
-    monkeypatch.setattr("linrec.lab.bench.schedule.execute", ended)
+    here(ended)
     before = signal.getsignal(signal.SIGTERM)
     words = ["bench", "tiny", "--mixers", "gla", "lru", "--seeds", "0", "--out"]
     assert main([*words, str(tmp_path)]) == 130
@@ -218,38 +214,32 @@ def test_a_job_that_is_stopped_names_the_command_of_its_suite(folder_of, monkeyp
     assert outcome_of(folder)["message"] == "stopped with a checkpoint; the same command resumes from it."
 
 
-def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):
-    asked = []
+@pytest.mark.parametrize(("workers", "gpus"), [(1, ["3,5"]), (2, ["3", "5"]), (3, ["3", "5", "3"])])
+def test_jobs_share_gpus_and_are_asked_to_stop_with_their_command(
+    folder_of, processes, monkeypatch, workers, gpus
+):
+    def interrupted(_):
+        raise KeyboardInterrupt
 
-    class Process:
-        def wait(self, timeout=None):
-            if not asked:
-                raise KeyboardInterrupt
-
-        def terminate(self):
-            asked.append(self)
-
-    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: Process())
+    monkeypatch.setattr(time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([folder_of("gla")])
-    assert len(asked) == 1
+        run_jobs([folder_of("gla", seed) for seed in range(4)], workers=workers)
+    # the first jobs, with this process to watch
+    assert [process.name for process in processes.started] == [f"seed-{n}" for n in range(workers)]
+    assert [process.gpu for process in processes.started] == gpus
+    assert {process.starter for process in processes.started} == {os.getpid()}
+    assert {process.returncode for process in processes.started} == {130}
 
 
-def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monkeypatch):
-    started = []
+def test_the_next_job_starts_when_one_has_ended(folder_of, processes):
+    processes.ends = {"seed-0": 0, "seed-1": -9, "seed-2": 0}
+    ended = []
+    run_jobs([folder_of("gla", seed) for seed in range(3)], workers=2, ended=ended.append)
+    assert sorted(folder.name for folder in ended) == [process.name for process in processes.started]
+    assert {outcome_of(folder)["status"] for folder in ended} == {"failed", "killed"}
 
-    class Process:
-        def __init__(self, command, **_):
-            started.append(command)
 
-        def wait(self, timeout=None):
-            return 1
-
-    monkeypatch.setattr("subprocess.Popen", Process)
-    folder = folder_of("gla")
-    run_jobs([folder])
-    # the process to watch is this one
-    assert started[0][-2:] == [str(folder), str(os.getpid())]
+def test_a_job_stops_when_the_command_that_started_it_is_killed(monkeypatch):
     with Interrupt() as interrupt:
         watch = threading.Thread(target=stop_without, args=(os.getppid(), 0.01), daemon=True)
         watch.start()
@@ -266,7 +256,7 @@ def test_a_job_waits_for_a_process_that_is_still_at_work_on_it(folder_of, monkey
     at_work = []
     monkeypatch.setattr("linrec.lab.bench.worker.run_job", lambda folder: at_work.append(folder) or "done")
     with FileLock(folder / ".lock"):
-        waiting = threading.Thread(target=_main, args=([str(folder)],))
+        waiting = threading.Thread(target=_main, args=(str(os.getppid()), str(folder)))
         waiting.start()
         waiting.join(0.2)
         assert not at_work
@@ -274,44 +264,9 @@ def test_a_job_waits_for_a_process_that_is_still_at_work_on_it(folder_of, monkey
     assert at_work == [folder]
 
 
-def test_jobs_of_several_workers_are_let_finish_their_step(folder_of, monkeypatch):
-    asked, at_the_end = [], []
-
-    def wait(references, num_returns=1):
-        if not asked:
-            raise KeyboardInterrupt
-        at_the_end.append((len(references), num_returns, [*asked]))
-
-    ray = SimpleNamespace(
-        init=lambda *_, **__: None,
-        remote=lambda **_: lambda _: SimpleNamespace(remote=lambda folder, until: folder),
-        wait=wait,
-        cancel=asked.append,
-        shutdown=lambda: at_the_end.append("shut down"),
-    )
-    monkeypatch.setattr("linrec.lab.bench.schedule._ray", lambda: ray)
-    folders = [folder_of("gla"), folder_of("lru")]
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(folders, workers=2)
-    names = [str(folder) for folder in folders]
-    assert at_the_end == [(2, 2, names), "shut down"]
-
-
-def test_jobs_share_a_gpu_only_where_there_are_more_of_them():
-    assert [_gpu_share(gpus, 2) for gpus in (0, 1, 2, 3)] == [0, 1 / 2, 1, 1]
-    # three on two GPUs: two thirds each would leave one waiting
-    assert _gpu_share(2, 3) == 1 / 2
-
-
-def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'linrec\[bench\]'"):
-        run_jobs([folder_of("gla")], workers=2)
-
-
-def test_the_table_before_the_run_says_what_is_unequal_and_what_grows(tmp_path, capsys, monkeypatch):
+def test_the_table_before_the_run_says_what_is_unequal_and_what_grows(tmp_path, capsys, monkeypatch, here):
     monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
-    monkeypatch.setattr("linrec.lab.bench.schedule.execute", lambda folder: None)
+    here(lambda folder: None)
     label = "delta_net(n_heads=2, beta='double_sigmoid', conv_size=3)"
     words = ["--mixers", "attention", f"{OWN}:Large", label, "--seeds", "0", "--out", str(tmp_path)]
     assert main(["bench", "tiny", *words]) == 1
@@ -353,12 +308,11 @@ def test_what_the_command_line_refuses(words, complaint, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
+def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch, here):
     monkeypatch.setattr("linrec.lab.bench.suites.SUITES", {"tiny": (TINY,)})
     typed = f"gla(n_heads=2, d_v=8),{OWN}:Divergent"
     words = ["bench", "tiny", "--mixers", typed, *["--lrs", "0.001", "0.01", "--out"], str(tmp_path)]
-    # in this process, which is faster
-    monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
+    here(run_job)
     monkeypatch.setattr("linrec.lab.bench.worker.speed_by_length", lambda *_, **__: [])
     assert main([*words, "--seeds", "0", "4"]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -16,8 +16,7 @@ from linrec.lab.bench import (
     write_rows,
 )
 from linrec.lab.bench.jobs import write_job
-from linrec.lab.bench.rows import make_row
-from linrec.lab.bench.streams import stream_scores
+from linrec.lab.bench.rows import make_row, stream_scores
 from linrec.lab.bench.worker import run_job
 from linrec.lab.report import collect_runs
 from linrec.lab.report.records import read_stored
@@ -90,6 +89,8 @@ def test_the_page_has_a_picture_of_every_stream(suite, tmp_path):
     page = write_page(make_rows(suite[1]), tmp_path, title="streams").read_text()
     assert all(f"{entry.name}: loss over time" in page for entry in ENTRIES)
     assert "Dotted lines are drifts" in page and "µs/step late" in page and "frozen_rls" in page
+    # explained, and models of other sizes are no fault
+    assert "Recovery counts the steps after a drift" in page and "What is missing" not in page
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
         f"{entry.name}-curves.png" for entry in ENTRIES
     }
@@ -139,9 +140,8 @@ def test_what_is_wrong_is_said_in_one_line(words, said, tmp_path, capsys, monkey
 
 
 @thorough
-def test_the_command_runs_the_suite_and_skips_what_is_done(tmp_path, capsys, monkeypatch):
-    # in this process, for another takes seconds to start
-    monkeypatch.setattr("linrec.lab.bench.schedule.execute", run_job)
+def test_the_command_runs_the_suite_and_skips_what_is_done(tmp_path, capsys, here):
+    here(run_job)
     words = ["bench", "streams", "--tasks", "delay-copy", "--learners", "frozen_rls,rtrl", "--seeds", "0"]
     words += ["--steps", "300", "--out", str(tmp_path / "out")]
     assert run(words) == 0

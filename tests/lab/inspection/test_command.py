@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from linrec.cli import main
-from linrec.lab.inspection import forgetting, histogram, inspect_model, reach, time_scales, write_inspection
-from linrec.lab.report import style
+from linrec.lab import style
+from linrec.lab.inspection import (
+    choose_tokens,
+    forgetting,
+    histogram,
+    inspect_model,
+    reach,
+    time_scales,
+    write_inspection,
+)
 from linrec.lab.tasks import LanguageModeling, MemoryHorizon
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig
@@ -140,7 +148,8 @@ def test_the_text_is_that_of_the_run_or_another(capsys: pytest.CaptureFixture[st
 
 @thorough
 def test_documents_do_not_reach_each_other() -> None:
-    found = write_inspection(load_run("documents"), n_tokens=12, split="train", out="out")
+    run = load_run("documents")
+    found = write_inspection(run, choose_tokens(run, 12, split="train"), out="out")
     assert found.tokens.labels == (*"a␣rose", "∎", *"a␣ros")
     assert found.tokens.reset.nonzero()[:, 1].tolist() == [0, 7]
     for layer in found.layers:
@@ -160,9 +169,9 @@ def test_a_run_of_another_task_is_inspected_on_its_first_validation_sequence() -
 
 def test_names_of_tokens() -> None:
     Path("odd.txt").write_text("é\n\tx")
-    found = write_inspection(load_run("documents"), path="odd.txt", out="out", matrices=False)
+    found = choose_tokens(load_run("documents"), 12, path="odd.txt")
     # two bytes of one letter, then what leaves no mark, and the end of the document
-    assert found.tokens.labels == ("\ufffd", "\ufffd", "↵", "→", "x", "∎")
+    assert found.labels == ("\ufffd", "\ufffd", "↵", "→", "x", "∎")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,7 @@ def test_names_of_tokens() -> None:
         (["hgr"], "there is no run folder hgr; did you mean hgru?"),
         (["hgru", "--prompt", "a"], "the prompt must have at least 2 tokens"),
         (["hgru", "--tokens", "1"], "--tokens must be at least 2, so that one can affect another; got 1"),
-        (["hgru", "--tokens", "1025"], "--tokens must be at most 1,024 for token-mixing matrices"),
+        (["hgru", "--split", "train"], "--tokens must be at most 64 for token-mixing matrices"),
         (["hgru", "--prompt", "x"], "the character 'x' (U+0078) is not among the 7"),
         (["hgru", "--prompt", "a", "--data.path", "b"], "leave out --data.path and --split"),
         (["hgru", "--data.path", "no.txt"], "`path` = no.txt does not exist."),
@@ -184,9 +193,10 @@ def test_names_of_tokens() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
     Path("taken").write_text("")
+    monkeypatch.setattr("linrec.lab.inspection.write.MOST", 64)
     assert main(["inspect", *words]) == 2
     # after what is told of a text that is tokenised for the first time
     last = capsys.readouterr().err.splitlines()[-1]

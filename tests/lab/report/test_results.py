@@ -18,8 +18,8 @@ from linrec.lab.bench.queue import read_queue
 from linrec.lab.bench.rows import make_row, standings
 from linrec.lab.report import group_runs, read_runs
 from linrec.lab.report.records import CURVES, POINTS, read_stored
-from linrec.lab.report.scores import FORMATS, format_mean_and_spread
 from linrec.lab.report.write import means
+from linrec.lab.style import FORMATS, format_mean_and_spread
 from linrec.lab.train import get_recipe
 from tests.tiers import thorough
 

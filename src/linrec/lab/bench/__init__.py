@@ -5,12 +5,11 @@ mixer and seed is a job. A job runs in its own process and writes its own folder
 affect other jobs, and an interrupted suite resumes with the remaining jobs.
 """
 
-from linrec.lab.bench.jobs import Job, make_jobs
+from linrec.lab.bench.jobs import Job, make_jobs, make_stream_jobs
 from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import make_rows, write_rows
 from linrec.lab.bench.schedule import run_jobs
-from linrec.lab.bench.streams import LEARNERS, STREAMS, StreamEntry, make_stream_jobs
-from linrec.lab.bench.suites import SUITES, Entry, get_suite
+from linrec.lab.bench.suites import LEARNERS, STREAMS, SUITES, Entry, StreamEntry, get_suite
 from linrec.lab.bench.variants import Variant, parse_variant
 
 __all__ = [

@@ -6,16 +6,17 @@ import functools
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from linrec.errors import unknown
 from linrec.field_types import read_content
 from linrec.files import make_subfolder
-from linrec.lab.bench.suites import Entry
+from linrec.lab.bench.suites import LEARNERS, Entry, StreamEntry
 from linrec.lab.bench.variants import Variant, folder_name, parse_variant
 from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig
@@ -32,9 +33,8 @@ from linrec.models import (
     StackMemory,
 )
 from linrec.text import DataError
-from linrec.trees import leaves
 
-__all__ = ["Job", "make_jobs", "write_job"]
+__all__ = ["Job", "make_jobs", "make_stream_jobs", "write_job"]
 
 NO_DATA = "no data"
 FAILED = "failed"
@@ -53,6 +53,9 @@ WIDEST = 4096
 
 TOLERANCE = 0.05
 """Largest relative difference between two numbers of parameters that count as equal."""
+
+
+Model: TypeAlias = ModelConfig | SequenceClassifierConfig
 
 
 class Sizes(NamedTuple):
@@ -126,12 +129,12 @@ class Job:
         """Return a copy of the job with another learning rate, as a trial of a sweep."""
         config, trial = self.config, f"lr-{lr:g}"
         if isinstance(config, LearnConfig):
-            return dataclasses.replace(self, config=dataclasses.replace(config, lr=lr), trial=trial)
+            return replace(self, config=replace(config, lr=lr), trial=trial)
         factor = lr / config.optim.lr
         # parameters with their own learning rate keep its ratio to the common rate
         transition_lr = None if config.optim.transition_lr is None else config.optim.transition_lr * factor
-        optim = dataclasses.replace(config.optim, lr=lr, transition_lr=transition_lr)
-        return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=trial)
+        optim = replace(config.optim, lr=lr, transition_lr=transition_lr)
+        return replace(self, config=replace(config, optim=optim), trial=trial)
 
 
 def make_jobs(
@@ -171,7 +174,7 @@ def make_jobs(
         for variant in variants:
             try:
                 across: dict[str, Any] = {} if variant.memory is None else {"memory": variant.memory}
-                model = dataclasses.replace(
+                model = replace(
                     recipe.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args), **across
                 )
             except (TypeError, ValueError) as error:
@@ -186,16 +189,50 @@ def make_jobs(
                 except Exception as error:
                     unfit[variant.label].append(error)
                     ended = (FAILED, _unbuilt(error))
-            built.append((entry, variant.label, dataclasses.replace(recipe, model=model), found, ended))
+            built.append((entry, variant.label, replace(recipe, model=model), found, ended))
     for label, errors in unfit.items():
         # a mixer that fits no task is a user error, better reported before the suite starts
         if errors and len(errors) == len(entries):
             raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
     return [
-        Job(entry.name, mixer, seed, _seeded(config, seed), found, ended=ended)
+        Job(
+            entry.name, mixer, seed, replace(config, loop=replace(config.loop, seed=seed)), found, ended=ended
+        )
         for seed in seeds
         for entry, mixer, config, found, ended in built
     ]
+
+
+def make_stream_jobs(
+    entries: Sequence[StreamEntry], learners: Sequence[str], seeds: Sequence[int], steps: int | None = None
+) -> list[Job]:
+    """Return the jobs of all streams, learners and seeds, beginning with all jobs of the first seed.
+
+    Args:
+        entries: entries of the suite.
+        learners: labels of learners, keys of `LEARNERS`; none is all.
+        seeds: integers of at least 0.
+        steps: steps of each stream; None is as the entries say.
+
+    Raises:
+        ConfigError: a label does not exist.
+
+    Example:
+        >>> from linrec.lab.bench import STREAMS
+        >>> [str(job.folder) for job in make_stream_jobs(STREAMS[:1], ["rtrl"], [0, 1])]
+        ['add-memory/rtrl/seed-0', 'add-memory/rtrl/seed-1']
+    """
+    for label in learners:
+        if label not in LEARNERS:
+            raise ConfigError(str(unknown("learner of the suite called", label, [*LEARNERS])))
+    jobs = []
+    for seed in seeds:
+        for entry in entries:
+            for label in dict.fromkeys(learners or LEARNERS):
+                config = entry.config(label, seed)
+                found = sizes(config.encoder(config.make_stream()))
+                jobs.append(Job(entry.name, label, seed, config, found, steps=steps or entry.steps))
+    return jobs
 
 
 def first_line(error: BaseException) -> str:
@@ -233,7 +270,8 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     # the round trip through JSON turns tuples into lists, as in the stored file
     wanted = json.loads(json.dumps({**job.described, "config": _plain(job.config)}))
     # a job that never started may be overwritten: its configuration may change once its data or model exist
-    stored = None if _never_began(folder) else read_content(folder / JOB, JobRecord)
+    never_began = (folder / OUTCOME).exists() and not (folder / RUN).exists()
+    stored = None if never_began else read_content(folder / JOB, JobRecord)
     if stored is not None:
         if not _is_same(stored, wanted, trusted=job.config.import_paths):
             raise ConfigError(
@@ -248,17 +286,12 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     return folder
 
 
-def _never_began(folder: Path) -> bool:
-    """Return whether a job ended before it started, because its data or its model were missing."""
-    return (folder / OUTCOME).exists() and not (folder / RUN).exists()
-
-
 def _prepared(entry: Entry) -> tuple[TrainConfig, str]:
     """Return an entry's configuration with the vocabulary of its data, and a message if data are missing."""
     config = entry.config()
     if config.task.vocab_size is None and config.task.n_features is None:
         try:
-            return dataclasses.replace(config, task=config.task.prepared()), ""
+            return replace(config, task=config.task.prepared()), ""
         except DataError as error:
             return config, without_data(entry.name, error)
     return config, ""
@@ -277,19 +310,22 @@ def _variants(mixers: Sequence[str]) -> list[Variant]:
     return [*found.values()]
 
 
-def _seeded(config: TrainConfig, seed: int) -> TrainConfig:
-    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, seed=seed))
-
-
-def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
+def sizes(config: Model) -> Sizes:
     """Return the sizes of a configuration's model, built on the meta device if its mixer supports it."""
     with torch.random.fork_rng(devices=[]):
-        model = _built(config)
+        try:
+            with torch.device("meta"):
+                model = build_model(config)
+        except ValueError:
+            raise
+        except Exception:
+            # a user's mixer may read parameter values, which the meta device does not have
+            model = build_model(config)
     stateful = _stateful(model)
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
         sum(module.state_size for module in stateful),
-        sum(mixer.state_size for mixer in stateful if isinstance(mixer, Mixer) and _starts_empty(mixer)),
+        sum(module.state_size for module in stateful if isinstance(module, Mixer) and module.state_grows),
     )
 
 
@@ -305,35 +341,12 @@ def equally_many(parameters: int, other: int) -> bool:
     return abs(parameters - other) <= TOLERANCE * max(parameters, other)
 
 
-def _built(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
-    def build() -> LanguageModel | SequenceClassifier:
-        return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
-
-    try:
-        with torch.device("meta"):
-            return build()
-    except ValueError:
-        raise
-    except Exception:
-        # a user's mixer may read parameter values, which the meta device does not have
-        return build()
+def build_model(config: Model) -> LanguageModel | SequenceClassifier:
+    """Return a new model of a configuration."""
+    return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
 
 
-def _starts_empty(mixer: Mixer) -> bool:
-    if mixer.segment_length is not None:
-        # the cache of a segment is bounded
-        return False
-    try:
-        state = mixer.init_state(1)
-    except Exception:
-        # training does not call `init_state`, so a user's mixer may lack it
-        return False
-    return any(not leaf.numel() for leaf in leaves(state))
-
-
-def with_parameters(
-    config: ModelConfig | SequenceClassifierConfig, n: int
-) -> ModelConfig | SequenceClassifierConfig:
+def with_parameters(config: Model, n: int) -> Model:
     """Return the configuration whose number of parameters, embeddings and head included, is nearest to n.
 
     First, the model width is set to the multiple of 8 that comes nearest to n, with the hidden width of the
@@ -342,8 +355,8 @@ def with_parameters(
     """
     ratio = config.d_channel_mixing / config.d_model
 
-    def of(width: int) -> ModelConfig | SequenceClassifierConfig:
-        return dataclasses.replace(config, d_model=width, d_channel_mixing=max(1, round(ratio * width)))
+    def of(width: int) -> Model:
+        return replace(config, d_model=width, d_channel_mixing=max(1, round(ratio * width)))
 
     @functools.cache
     def parameters(width: int) -> int | None:
@@ -370,8 +383,8 @@ def with_parameters(
     nearest = of(min(possible, key=lambda width: abs((parameters(width) or 0) - n)))
     count = sizes(nearest).parameters
 
-    def hidden(units: int) -> ModelConfig | SequenceClassifierConfig:
-        return dataclasses.replace(nearest, d_channel_mixing=max(1, nearest.d_channel_mixing + units))
+    def hidden(units: int) -> Model:
+        return replace(nearest, d_channel_mixing=max(1, nearest.d_channel_mixing + units))
 
     of_a_unit = sizes(hidden(1)).parameters - count
     return hidden(round((n - count) / of_a_unit)) if of_a_unit else nearest

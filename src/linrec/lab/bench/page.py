@@ -3,46 +3,53 @@
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogFormatterSciNotation, LogLocator, NullLocator
 
 from linrec.files import make_subfolder, write_text
+from linrec.lab import style
 from linrec.lab.bench.jobs import equally_many
 from linrec.lab.bench.rows import Standing, level, standings
 from linrec.lab.bench.variants import short
-from linrec.lab.report import style
-from linrec.lab.report.pages import Picture, render
+from linrec.lab.pages import Drawing, render, save_pictures
 from linrec.lab.report.records import learns
-from linrec.lab.report.scores import FORMATS, better, mean_and_spread
+from linrec.lab.style import FORMATS, better, mean_and_spread
 
 PAGE = "report.html"
 PICTURES = "pictures"
-NUMBERS = ("score", "±", "chance", "trivial", "longest", "seeds", "parameters", "state", "tokens/s", "MiB")
-HEAD = ("task", "mixer", *NUMBERS[:2], "metric", *NUMBERS[2:], "job")
-STREAM_NUMBERS = (
-    *("loss", "±", "at the end", "bound", "recovery", "retained", "seeds", "parameters", "KiB carried"),
-    *("KiB in a chunk", "µs/step early", "µs/step late"),
-)
-STREAM_HEAD = ("stream", "learner", *STREAM_NUMBERS[:2], "metric", *STREAM_NUMBERS[2:], "job")
-ON_STREAMS = (
-    "Loss is the mean over the stream, each step predicted before it is learnt. Bound is the loss of a "
-    "predictor without memory. Recovery counts the steps after a drift until the loss is within a tenth of "
-    "where the regime ends, and retained is the share of what was learnt that is left when a regime returns. "
-    "Early is at step 1,000."
-)
 # line styles of the baselines
-LEVELS = {"chance": "--", "trivial_score": ":"}
+LEVELS: dict[str, style.LineStyle] = {"chance": "--", "trivial_score": ":"}
 AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
-# labels of the x axes of probes, by kind
-LENGTH = {"length": "length"}
-NOISE = {
-    "noise": "standard deviation of white noise",
-    "salt-and-pepper": "share of pixels made black or white",
+ON_CURVES = "Scores on the validation split during training: mean over seeds, and lowest to highest."
+ON_STATES = (
+    "Score of every seed by the number of elements in the state at the end of a sequence. The state of "
+    "attention is its whole cache."
+)
+ON_SPEED = (
+    "Training steps on random inputs, without torch.compile, with the same number of tokens per batch: mean "
+    "over seeds, and lowest to highest. Jobs that shared a device slowed each other. Memory is the peak "
+    "memory of a step, excluding model and optimiser."
+)
+# pictures of probes: what is probed, and the x axis of each kind of probe
+PROBES = {
+    "lengths": (
+        "score by length",
+        "Score on samples of lengths other than the training length.",
+        {"length": "length"},
+    ),
+    "noise": (
+        "score by noise",
+        "Score on test images without noise (0) and with noise; training is without noise.",
+        {
+            "noise": "standard deviation of white noise",
+            "salt-and-pepper": "share of pixels made black or white",
+        },
+    ),
 }
 
 
@@ -60,22 +67,15 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     table = standings(rows)
     tasks = dict.fromkeys(standing.task for standing in table)
     pictures = make_subfolder(out, PICTURES)
-    drawn = [
-        [
-            Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
-            for name, heading, caption, figure in drawings(task, table)
-        ]
-        for task in tasks
-    ]
+    drawn = [save_pictures(drawings(task, table), pictures) for task in tasks]
     devices = sorted({device["name"] for row in rows if "name" in (device := row.get("device") or {})})
     bad = [row for row in rows if row["status"] not in ("done", "not run")]
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
         sentences.append(f"Jobs that have not been run: {left}; the command of the suite runs them.")
-    sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
-    of_streams = bool(rows) and all(learns(row["config"]) for row in rows)
-    if of_streams:
-        sentences.append(ON_STREAMS)
+    on_streams = bool(rows) and all(learns(row["config"]) for row in rows)
+    if not on_streams:
+        sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
     page = render(
         "suite.html",
         title=title,
@@ -84,12 +84,8 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
         of_all=len(rows),
         devices=", ".join(devices),
         sentences=sentences,
-        head=STREAM_HEAD if of_streams else HEAD,
-        numbers=STREAM_NUMBERS if of_streams else NUMBERS,
-        leaderboard=[
-            _line(standing, _stream_cells(standing) if of_streams else _cells(standing, rows))
-            for standing in table
-        ],
+        on_streams=on_streams,
+        leaderboard=[_line(standing, rows) for standing in table],
         pictures=drawn,
     )
     write_text(out / PAGE, page)
@@ -118,90 +114,74 @@ def _number(value: float | None, form: str = "", after: str = "", missing: str =
     return _Cell(missing) if value is None else _Cell(f"{format(value, form)}{after}", value=value)
 
 
-def _line(standing: Standing, cells: Sequence[_Cell]) -> dict[str, Any]:
-    """Return the values of a line of the leaderboard, for the template."""
+def _line(standing: Standing, of_all: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a line of the leaderboard, for the template."""
     first = (standing.rows or standing.failed)[0]
-    told = {"task": standing.task, "mixer": standing.mixer, "seed": first["seed"], "cells": cells}
-    return {**told, "command": first["command"], "config": json.dumps(first["config"], indent=1)}
+    return {
+        "cells": _cells(standing, of_all, learns(first["config"])),
+        "seed": first["seed"],
+        "command": first["command"],
+        "config": json.dumps(first["config"], indent=1),
+    }
 
 
-def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> list[_Cell]:
-    """Return the cells of a mixer on a task."""
-    chance, trivial = (level(of_all, standing.task, name) for name in ("chance", "trivial_score"))
-    scores, rows, form = standing.scores, standing.rows, FORMATS[standing.metric]
-    spread, longest = None, _Cell("")
+def _cells(standing: Standing, of_all: Sequence[dict[str, Any]], streams: bool) -> dict[str, _Cell]:
+    """Return the cells of a mixer on a task, or of a learner on a stream, by the heading of their column."""
+    rows, form, spread = standing.rows, FORMATS[standing.metric], None
+    chance, trivial = (level(of_all, standing.task, name) for name in LEVELS)
+    reached = _Cell(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
     if rows:
-        score, spread = mean_and_spread(scores)
-        reached = _number(score, form)
-        if trivial is not None and not better(standing.metric, score, trivial):
-            reached = reached._replace(kind="number soft")
-    else:
-        reached = _Cell(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
-    if by_length := standing.probes.get("length"):
-        length, of_length = max(by_length.items())
-        longest = _number(mean_and_spread(of_length).mean, form, after=f" at {length:,}")
-    return [
-        reached,
-        _number(spread, form, missing="1 seed" if len(rows) == 1 else ""),
-        _Cell(standing.metric, "", None),
-        _number(chance, ".3g"),
-        _number(trivial, form),
-        longest,
-        _number(len(rows) or None, "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
-        _number(standing.parameters, ",d"),
-        _number(standing.state if rows else None, ",d"),
-        _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),
-        _number(_mean([_memory(row) for row in rows]), ",.0f"),
-    ]
+        score, spread = mean_and_spread(standing.scores)
+        beaten = trivial is None or better(standing.metric, score, trivial)
+        reached = _number(score, form)._replace(kind="number" if beaten else "number soft")
+    scored = {
+        "±": _number(spread, form, missing="1 seed" if len(rows) == 1 else ""),
+        "metric": _Cell(standing.metric, "", None),
+    }
+    some = "" if len(rows) == standing.seeds else f" of {standing.seeds}"
+    sized = {
+        "seeds": _number(len(rows) or None, "d", after=some),
+        "parameters": _number(standing.parameters, ",d"),
+    }
+    task, name = _Cell(standing.task, "", None), _Cell(standing.mixer, "label", None)
+    if streams:
+        found = [row["stream"] for row in rows]
+        chunks = [row["speed_by_length"][0]["step_bytes"] for row in rows if row["speed_by_length"]]
+        early, late = ([of["at"][place] for of in found if of["at"]] for place in (0, -1))
+        return {
+            **{"stream": task, "learner": name, "loss": reached, **scored},
+            "at the end": _mean([of["fading"] for of in found], form),
+            "bound": _number(trivial, form),
+            "recovery": _mean([of["recovery"] for of in found], ",.0f"),
+            "retained": _mean([of["retained"] for of in found], ".2f"),
+            **sized,
+            "KiB carried": _mean([of["memory_bytes"] for of in found], ",.1f", unit=1024),
+            "KiB in a chunk": _mean(chunks, ",.0f", unit=1024),
+            "µs/step early": _mean([of["microseconds_per_step"] for of in early], ",.0f"),
+            "µs/step late": _mean([of["microseconds_per_step"] for of in late], ",.0f"),
+        }
+    longest, of_longest = max(standing.probes.get("length", {0: ()}).items())
+    return {
+        **{"task": task, "mixer": name, "score": reached, **scored},
+        "chance": _number(chance, ".3g"),
+        "trivial": _number(trivial, form),
+        "longest": _mean(of_longest, form, after=f" at {longest:,}"),
+        **sized,
+        "state": _number(standing.state if rows else None, ",d"),
+        "tokens/s": _mean([row["tokens_per_second"] for row in rows], ",.0f"),
+        "MiB": _mean([_memory(row) for row in rows], ",.0f", unit=2**20),
+    }
 
 
-def _stream_cells(standing: Standing) -> list[_Cell]:
-    """Return the cells of a learner on a stream."""
-    rows, form = standing.rows, FORMATS[standing.metric]
-    if not rows:
-        reached = _Cell(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
-        return [reached, *(_Cell("") for _ in range(len(STREAM_HEAD) - 4))]
-    found, (score, spread) = [row["stream"] for row in rows], mean_and_spread(standing.scores)
-    bound = level(rows, standing.task, "trivial_score")
-    chunks = [row["speed_by_length"][0]["step_bytes"] if row["speed_by_length"] else None for row in rows]
-    speeds = [[row["at"][place]["microseconds_per_step"] for row in found if row["at"]] for place in (0, -1)]
-    return [
-        _number(score, form)._replace(
-            kind="number soft" if bound is not None and score > bound else "number"
-        ),
-        _number(spread, form, missing="1 seed"),
-        _Cell(standing.metric, "", None),
-        _number(_mean([row["fading"] for row in found]), form),
-        _number(bound, form),
-        _number(_mean([row["recovery"] for row in found]), ",.0f"),
-        _number(_mean([row["retained"] for row in found]), ".2f"),
-        _number(len(rows), "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
-        _number(standing.parameters, ",d"),
-        _number(_mean([row["memory_bytes"] / 1024 for row in found]), ",.1f"),
-        _number(_mean([None if most is None else most / 1024 for most in chunks]), ",.0f"),
-        *(_number(_mean(speed), ",.0f") for speed in speeds),
-    ]
+def _mean(values: Sequence[float | None], form: str, *, unit: float = 1, after: str = "") -> _Cell:
+    known = [value / unit for value in values if value is not None]
+    return _number(mean_and_spread(known).mean if known else None, form, after)
 
 
 def _memory(row: dict[str, Any]) -> float | None:
-    """Return a job's peak memory in MiB: device memory if the device has its own, else process memory."""
+    """Return a job's peak memory in bytes: device memory if the device has its own, else process memory."""
     peak = row["peak_bytes"] or {"device": None, "process": None}
-    most = peak["device"] or peak["process"]
-    return None if most is None else most / 2**20
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean_and_spread(known).mean if known else None
-
-
-class Drawing(NamedTuple):
-    """A figure with the name of its file, without suffix, its heading and its caption."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
+    return peak["device"] or peak["process"]
 
 
 def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
@@ -210,84 +190,59 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
     rows = [row for standing in shown for row in standing.rows]
     if not rows:
         return []
-    found, metric = [], rows[0]["metric"]
-    # the perplexity of the trivial predictor is many times that of a model
-    levels = metric != "perplexity"
-    and_levels = f" {AND_LEVELS}" * levels
+    metric = rows[0]["metric"]
     if "stream" in rows[0]:
         return [_stream_drawing(task, shown, rows[0]["stream"], metric)]
+    # the perplexity of the trivial predictor is many times that of a model
+    levels = metric != "perplexity"
+    found: list[Drawing] = []
+
+    def add(name: str, title: str, caption: str, panels: Sequence[_Panel]) -> None:
+        caption += f" {AND_LEVELS}" * (levels and any(panel.levels for panel in panels))
+        # a file's name has no slash
+        file = f"{task.replace('/', '-')}-{name}"
+        found.append(Drawing(file, f"{task}: {title}", caption, _figure(shown, panels)))
+
     if any(row["curve"] for row in rows):
         # perplexity is a function of the loss, so the loss panel is enough
-        panels = [_Panel(_curve(1), "step", "validation loss")]
+        panels = [_Panel(partial(_curve, column=1), "step", "validation loss")]
         if metric == "accuracy":
-            panels.append(_Panel(_curve(2), "step", "validation accuracy", levels=True))
+            panels.append(_Panel(partial(_curve, column=2), "step", "validation accuracy", levels=True))
         elif metric == "mse":
-            panels = [_Panel(_curve(1), "step", "validation mse", levels=True, log=True)]
-        caption = "Scores on the validation split during training: mean over seeds, and lowest to highest."
-        found.append(Drawing("curves", "learning curves", caption + and_levels, _figure(shown, panels)))
-    for name, title, kinds, on in (
-        ("lengths", "score by length", LENGTH, "samples of lengths other than the training length"),
-        (
-            "noise",
-            "score by noise",
-            NOISE,
-            "test images without noise (0) and with noise; training is without noise",
-        ),
-    ):
+            panels = [_Panel(partial(_curve, column=1), "step", "validation mse", levels=True, log=True)]
+        add("curves", "learning curves", ON_CURVES, panels)
+    for name, (title, caption, kinds) in PROBES.items():
         panels = [
-            _Panel(_probes(kind), x, metric, ticks=ticks, levels=levels)
+            _Panel(partial(_probes, kind=kind), x, metric, ticks=ticks, levels=levels)
             for kind, x in kinds.items()
             if len(ticks := {tick for standing in shown for tick in standing.probes.get(kind, ())}) > 1
         ]
         if panels:
-            found.append(Drawing(name, title, f"Score on {on}.{and_levels}", _figure(shown, panels)))
+            add(name, title, caption, panels)
     if len(shown) > 1:
-        caption = (
-            "Score of every seed by the number of elements in the state at the end of a sequence. The state "
-            f"of attention is its whole cache.{and_levels}"
-        )
-        panel = _Panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=levels)
-        found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel], points=True)))
+        panel = _Panel(_states, "state size", metric, ticks={*map(_state, shown)}, levels=levels, points=True)
+        add("states", "score by state size", ON_STATES, [panel])
     if speeds := [found for row in rows for found in row["speed_by_length"] or ()]:
-        caption = (
-            "Training steps on random inputs, without torch.compile, with the same number of tokens per "
-            "batch: mean over seeds, and lowest to highest. Jobs that shared a device slowed each other. "
-            "Memory is the peak memory of a step, excluding model and optimiser."
-        )
         lengths = {speed["length"] for speed in speeds}
-        panels = [_Panel(_by_length("tokens_per_second", 1), "length", "tokens/s", ticks=lengths, log=True)]
-        if any(speed["step_bytes"] is not None for speed in speeds):
-            memory = _by_length("step_bytes", 2**20)
-            panels.append(_Panel(memory, "length", "MiB of a step", ticks=lengths, log=True))
-        found.append(Drawing("speed", "speed and memory by length", caption, _figure(shown, panels)))
-    return [
-        # a file's name has no slash
-        drawing._replace(name=f"{task.replace('/', '-')}-{drawing.name}", title=f"{task}: {drawing.title}")
-        for drawing in found
-    ]
+        units = {"tokens_per_second": (1, "tokens/s"), "step_bytes": (2**20, "MiB of a step")}
+        panels = [
+            _Panel(partial(_by_length, name=name, unit=unit), "length", y, lengths, log=True, marked=True)
+            for name, (unit, y) in units.items()
+            if name == "tokens_per_second" or any(speed[name] is not None for speed in speeds)
+        ]
+        add("speed", "speed and memory by length", ON_SPEED, panels)
+    return found
 
 
 def _stream_drawing(task: str, shown: Sequence[Standing], scored: dict[str, Any], metric: str) -> Drawing:
     """Return the drawing of losses over time, with the drifts and the bounds of the stream."""
-    panel = _Panel(_curve(1), "step", f"{metric} in windows", log=metric == "mse")
+    panel = _Panel(partial(_curve, column=1), "step", f"{metric} in windows", log=metric == "mse")
     figure = _figure(shown, [panel])
     (axes,) = figure.axes
     for start, _ in scored["regimes"][1:]:
         axes.axvline(start, color=style.GREY, linestyle=":", linewidth=1)
     for name, loss in scored["bounds"].items():
-        axes.axhline(loss, color=style.GREY, linestyle="--", linewidth=1)
-        axes.annotate(
-            name,
-            (1, loss),
-            xycoords=("axes fraction", "data"),
-            horizontalalignment="right",
-            verticalalignment="bottom",
-            fontsize=style.LETTERS - 2,
-            color=style.GREY,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-            # below the curves
-            zorder=1,
-        )
+        style.mark_level(axes, loss, name, line="--")
     drifts = " Dotted lines are drifts." if len(scored["regimes"]) > 1 else ""
     caption = (
         f"Loss before learning: mean over seeds, and lowest to highest.{drifts} Dashed lines are bounds of "
@@ -296,18 +251,22 @@ def _stream_drawing(task: str, shown: Sequence[Standing], scored: dict[str, Any]
     return Drawing(f"{task}-curves", f"{task}: loss over time", caption, figure)
 
 
-Draw = Callable[[Axes, Standing, int], None]
+Values = tuple[Sequence[float], Sequence[Sequence[float]]]
+"""Places on the x axis, and the values of each seed at these places."""
 
 
 class _Panel(NamedTuple):
     """A part of a picture; its x axis has ticks at `ticks`, and is logarithmic if they are positive."""
 
-    draw: Draw
+    values: Callable[[Standing], Values]
     x: str
     y: str
     ticks: Collection[float] = ()
     levels: bool = False
     log: bool = False
+    # every value as a point without lines; points on lines
+    points: bool = False
+    marked: bool = False
 
 
 def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[float]:
@@ -320,13 +279,20 @@ def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[fl
     return kept
 
 
-def _figure(shown: Sequence[Standing], panels: Sequence[_Panel], *, points: bool = False) -> Figure:
-    """Draw every mixer in every panel, as lines or `points`; panels are stacked, for narrow screens."""
-    figure = style.make_figure(height=2.9 * len(panels))
+def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
+    """Draw every mixer in every panel."""
+    figure, stacked = style.stack(len(panels), height=2.9)
     rows = [row for standing in shown for row in standing.rows]
-    for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
+    for panel, axes in zip(panels, stacked, strict=True):
         for place, standing in enumerate(shown):
-            panel.draw(axes, standing, place)
+            x, seeds = panel.values(standing)
+            colour, point = style.colour(place), style.point(place)
+            if panel.points:
+                axes.plot(x, [values[0] for values in seeds], point, color=colour, alpha=0.8)
+            else:
+                line, marker = style.dashes(place), point if panel.marked else ""
+                columns = zip(*seeds, strict=True)
+                style.draw_mean_and_range(axes, x, columns, colour=colour, style=line, marker=marker)
         style.finish_axes(axes, x=panel.x, y=panel.y)
         if panel.ticks:
             positive = min(panel.ticks) > 0
@@ -342,9 +308,10 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel], *, points: bool
                 EngFormatter(sep="") if highest > 1000 else LogFormatterSciNotation()
             )
             axes.yaxis.set_minor_locator(NullLocator())
-        for name, dashes in LEVELS.items() if panel.levels else ():
+        for name, line in LEVELS.items() if panel.levels else ():
             if (value := level(rows, shown[0].task, name)) is not None:
-                axes.axhline(value, color=style.GREY, linestyle=dashes, linewidth=1)
+                style.mark_level(axes, value, line=line)
+    points = panels[0].points
     handles = [
         Line2D(
             [],
@@ -360,64 +327,28 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel], *, points: bool
     return figure
 
 
-def _curve(column: int) -> Draw:
-    """Return a function that draws a column of the learning curves: 1 for the loss, 2 for the accuracy."""
-
-    def draw(axes: Axes, standing: Standing, place: int) -> None:
-        curves = [row["curve"] for row in standing.rows if row["curve"]]
-        # a run that ended early has fewer points than the others
-        steps = [point[0] for point in min(curves, key=len, default=[])]
-        # a file of others may lack an accuracy
-        values = [
-            [math.nan if point[column] is None else point[column] for point in curve[: len(steps)]]
-            for curve in curves
-        ]
-        _draw(axes, steps, values, place)
-
-    return draw
+def _curve(standing: Standing, column: int) -> Values:
+    """Return a column of the learning curves: 1 for the loss, 2 for the accuracy."""
+    return style.interpolated([(point[0], point[column]) for point in row["curve"]] for row in standing.rows)
 
 
-def _by_length(name: str, unit: float) -> Draw:
-    """Return a function that draws a measurement by length, at the lengths that every seed has."""
-
-    def draw(axes: Axes, standing: Standing, place: int) -> None:
-        seeds: list[dict[int, Any]] = [
-            {speed["length"]: speed[name] for speed in row["speed_by_length"] or ()} for row in standing.rows
-        ]
-        lengths = [length for length in seeds[0] if all(seed.get(length) is not None for seed in seeds)]
-        values = [[seed[length] / unit for length in lengths] for seed in seeds]
-        _draw(axes, lengths, values, place, marker=style.point(place))
-
-    return draw
+def _by_length(standing: Standing, name: str, unit: float) -> Values:
+    """Return a measurement by length, at the lengths that every seed has."""
+    seeds: list[dict[int, Any]] = [
+        {speed["length"]: speed[name] for speed in row["speed_by_length"] or ()} for row in standing.rows
+    ]
+    lengths = [length for length in seeds[0] if all(seed.get(length) is not None for seed in seeds)]
+    return lengths, [[seed[length] / unit for length in lengths] for seed in seeds]
 
 
-def _probes(kind: str) -> Draw:
-    """Return a function that draws the scores on a kind of probe."""
-
-    def draw(axes: Axes, standing: Standing, place: int) -> None:
-        if scores := standing.probes.get(kind):
-            seeds = [list(of_seed) for of_seed in zip(*scores.values(), strict=True)]
-            _draw(axes, [*scores], seeds, place)
-
-    return draw
+def _probes(standing: Standing, kind: str) -> Values:
+    """Return the scores on a kind of probe."""
+    scores = standing.probes.get(kind, {})
+    return [*scores], [*zip(*scores.values(), strict=True)]
 
 
-def _draw_state(axes: Axes, standing: Standing, place: int) -> None:
-    sizes = [_state(standing)] * len(standing.scores)
-    axes.plot(sizes, standing.scores, style.point(place), color=style.colour(place), alpha=0.8)
-
-
-def _draw(
-    axes: Axes,
-    x: Sequence[float],
-    rows: Sequence[Sequence[float]],
-    place: int,
-    marker: style.Marker = "",
-) -> None:
-    columns = zip(*rows, strict=True)
-    style.draw_mean_and_range(
-        axes, x, columns, colour=style.colour(place), style=style.dashes(place), marker=marker
-    )
+def _states(standing: Standing) -> Values:
+    return [_state(standing)] * len(standing.scores), [[score] for score in standing.scores]
 
 
 def _state(standing: Standing) -> int:

@@ -7,20 +7,16 @@ A job is a process of `linrec train` or `linrec bench`, which stops with a check
 """
 
 import configparser
-import os
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torch
-
 from linrec.errors import ConfigError, unknown
-from linrec.files import append_to, make_subfolder, read_json
+from linrec.files import make_subfolder, read_json
+from linrec.lab.bench.schedule import Processes
 from linrec.lab.train.checkpoint import BEST, CURRENT, PREVIOUS
 from linrec.lab.train.progress import Interrupt
 from linrec.lab.train.run import CONFIG, RESULT, read_records, write_json
@@ -36,8 +32,6 @@ START = 0.5
 """Minutes that a process takes to start and to compile."""
 LEAST = 1.0
 """Minutes in which a part of a run is worth its start."""
-POLL = 0.2
-"""Seconds between looks at the processes."""
 TAIL = 5
 """Lines of a failed job's output to keep."""
 
@@ -142,12 +136,10 @@ class Queue:
     ) -> None:
         self._jobs, self._folder, self._per_gpu, self._tell = jobs, folder, per_gpu, tell
         self._carry = carry * MIB
-        # process, GPU, share of the GPU, whether the time is too short for all of the job, start
-        self._running: dict[str, tuple[subprocess.Popen[bytes], str, float, bool, float]] = {}
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
-        # without a GPU, jobs share the processor as they would share a GPU
-        self._gpus = names[: torch.cuda.device_count()] or [""]
+        self._processes = Processes()
+        # when each job started, and the jobs for whose whole run the time is too short
+        self._began: dict[str, float] = {}
+        self._split: set[str] = set()
         try:
             self._stored = read_json(folder / STATE) if (folder / STATE).exists() else {}
             for job in jobs:
@@ -166,18 +158,14 @@ class Queue:
         with Interrupt() as interrupt:
             while not interrupt.requested and (left := (until - time.monotonic()) / 60) > 0:
                 self._start(left)
-                if not self._running:
+                if not self._processes.running:
                     break
-                while not interrupt.requested and time.monotonic() < until and not self._ended():
-                    time.sleep(POLL)
-            for process, *_ in self._running.values():
-                process.terminate()
-            until = time.monotonic() + grace
-            while self._running:
-                for process, *_ in self._running.values() if time.monotonic() > until else ():
-                    process.kill()
-                if not self._ended(asked=True):
-                    time.sleep(POLL)
+                while not interrupt.requested and time.monotonic() < until:
+                    if statuses := self._processes.ended():
+                        self._record(statuses)
+                        break
+            for statuses in self._processes.stop(grace):
+                self._record(statuses, asked=True)
         self._save()
         return interrupt.requested
 
@@ -217,9 +205,8 @@ class Queue:
         for job in sorted(waiting, key=lambda job: (-job.priority, job.status != "stopped")):
             # after a failure alone on a GPU, because memory may have run out
             share = 1.0 if job.failures else 1 / (job.per_gpu or self._per_gpu)
-            loads = {gpu: sum(of[2] for of in self._running.values() if of[1] == gpu) for gpu in self._gpus}
-            gpu = min(loads, key=lambda name: loads[name])
-            if loads[gpu] + share > 1 + 1e-6 or not self._fits(job, left):
+            gpu = self._processes.room(share)
+            if gpu is None or not self._fits(job, left):
                 continue
             run = self._folder / job.name
             make_subfolder(self._folder, Path(job.name).parent)
@@ -228,43 +215,36 @@ class Queue:
                 words = ["train", "--resume", str(run), *({"--trust-code"} & {*words})]
             job.status, job.message = "running", ""
             self._save()
-            with append_to(_log(run)) as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "linrec.cli.queue", str(os.getpid()), str(run), *words],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
-                )
-            self._running[job.name] = process, gpu, share, job.left > left, time.monotonic()
+            self._processes.start(job.name, "linrec.cli.queue", [str(run), *words], _log(run), gpu, share)
+            self._began[job.name] = time.monotonic()
+            if job.left > left:
+                self._split.add(job.name)
             self._tell(str(job))
 
     def _fits(self, job: QueuedJob, left: float) -> bool:
         """Return whether all of a job fits into the time, or a part of the job and its checkpoint."""
-        split = {name for name, of in self._running.items() if of[3]}
         carried = sum(
-            of.bytes for of in self._jobs if of is job or of.status == "stopped" or of.name in split
+            of.bytes for of in self._jobs if of is job or of.status == "stopped" or of.name in self._split
         )
         return job.left <= left or (left >= LEAST and carried <= self._carry)
 
-    def _ended(self, asked: bool = False) -> bool:
-        """Record the jobs that have ended; return whether there are any."""
-        running = [(job, self._running[job.name]) for job in self._jobs if job.name in self._running]
-        ended = [(job, of) for job, of in running if of[0].poll() is not None]
-        for job, (process, *_, began) in ended:
-            del self._running[job.name]
-            job.ran += (time.monotonic() - began) / 60
+    def _record(self, statuses: Mapping[str, int], *, asked: bool = False) -> None:
+        """Record the jobs that have ended, by exit status; `asked` says that they were asked to stop."""
+        for job in (job for job in self._jobs if job.name in statuses):
+            job.ran += (time.monotonic() - self._began[job.name]) / 60
             job.status = "stopped"
-            if process.returncode == 0:
+            self._split.discard(job.name)
+            if statuses[job.name] == 0:
                 job.status = "done"
             elif not asked:
                 output = _log(self._folder / job.name).read_text(encoding="utf-8", errors="replace")
-                job.message = " | ".join([f"exit status {process.returncode}", *output.splitlines()[-TAIL:]])
+                last = output.splitlines()[-TAIL:]
+                job.message = " | ".join([f"exit status {statuses[job.name]}", *last])
                 job.failures += 1
                 job.status = "failed" if job.failures > 1 else "stopped"
             self._measure(job)
             self._save()
             self._tell(str(job))
-        return bool(ended)
 
     def _measure(self, job: QueuedJob) -> None:
         """Look into a job's folder for the minutes that it still takes and the size of its checkpoint."""

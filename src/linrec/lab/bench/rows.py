@@ -4,23 +4,25 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from linrec.field_types import check_content
 from linrec.files import replacing
 from linrec.lab.bench.jobs import NAMED
-from linrec.lab.bench.streams import stream_scores
 from linrec.lab.report.records import Learnt, Stored, learns, read_job, write_table
-from linrec.lab.report.scores import score_of
+from linrec.lab.style import score_of
 from linrec.lab.tasks.images import NOISES
 from linrec.lab.train.run import writing
 
 PARQUET = "rows.parquet"
 MEASURED = ("chance", "trivial_score", "state_elements", "speed_by_length")
 """The fields that a worker measures after training."""
+EARLY = 1000
+"""The step at which memory and speed of a stream are first given."""
 # levels of probes: steps, or a share
 LEVEL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?")
 
@@ -121,6 +123,38 @@ def make_row(stored: Stored) -> dict[str, Any]:
             return row | {"status": "failed", "message": message}
         row |= dict(zip(("score", "scored_on"), scored, strict=True))
     return row
+
+
+def stream_scores(metrics: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of a run of `linrec learn`, without its curve.
+
+    Added are "at", memory in bytes and microseconds per step in the first window after step 1,000, and in the
+    last window; "recovery", the mean number of steps after a drift; and "retained", the mean over regimes
+    that return. A mean of nothing is None.
+    """
+    windows = [
+        {
+            "step": before["step"],
+            "memory_bytes": after["memory_bytes"],
+            "microseconds_per_step": 1e6
+            * (after["seconds"] - before["seconds"])
+            / (after["step"] - before["step"]),
+        }
+        for before, after in pairwise(record for record in metrics if "memory_bytes" in record)
+    ]
+    early = next((place for place, window in enumerate(windows) if window["step"] >= EARLY), None)
+    at = [] if early is None else [windows[early], windows[-1]]
+    kept = {name: value for name, value in result.items() if name != "curve"}
+    return kept | {
+        "at": at,
+        "recovery": _mean([found["steps"] for found in result["recoveries"]]),
+        "retained": _mean([found["retained"] for found in result["forgotten"]]),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 @dataclass(frozen=True)

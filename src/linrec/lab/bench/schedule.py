@@ -1,4 +1,4 @@
-"""Scheduling of jobs: one after another, or several in parallel with Ray."""
+"""Processes that share GPUs, and the jobs of a suite, one process each."""
 
 import math
 import os
@@ -6,22 +6,77 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from linrec.extras import import_extra
 from linrec.field_types import read_content
 from linrec.files import append_to
 from linrec.lab.bench.jobs import FAILED
 from linrec.lab.report.records import OUTCOME, Outcome
 from linrec.lab.train.run import write_json
 
-__all__ = ["outcome_of", "run_jobs"]
+__all__ = ["Processes", "outcome_of", "run_jobs"]
 
 LOG = "log.txt"
+POLL = 0.2
+"""Seconds between looks at the processes."""
+
+
+class _Child(NamedTuple):
+    process: "subprocess.Popen[bytes]"
+    gpu: str
+    share: float
+
+
+class Processes:
+    """Python processes by name, which share the visible GPUs; without a GPU, they share the processor so."""
+
+    def __init__(self) -> None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
+        self.gpus = names[: torch.cuda.device_count()] or [""]
+        self.running: dict[str, _Child] = {}
+
+    def room(self, share: float) -> str | None:
+        """Return the GPU with the least load, or None if it has less room than a share of a GPU."""
+        children = self.running.values()
+        loads = {gpu: sum(child.share for child in children if child.gpu == gpu) for gpu in self.gpus}
+        gpu = min(loads, key=lambda name: loads[name])
+        return gpu if loads[gpu] + share <= 1 + 1e-6 else None
+
+    def start(self, name: str, module: str, words: Sequence[str], log: Path, gpu: str, share: float) -> None:
+        """Start `python -m module words...`, with its output in a file; an empty `gpu` leaves all visible."""
+        with append_to(log) as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(os.getpid()), *words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
+            )
+        self.running[name] = _Child(process, gpu, share)
+
+    def ended(self) -> dict[str, int]:
+        """Return the exit statuses of processes that have ended; wait a moment if there are none."""
+        statuses = {name: child.process.poll() for name, child in self.running.items()}
+        ended = {name: status for name, status in statuses.items() if status is not None}
+        for name in ended:
+            del self.running[name]
+        if self.running and not ended:
+            time.sleep(POLL)
+        return ended
+
+    def stop(self, seconds: float = math.inf) -> Iterator[dict[str, int]]:
+        """Ask all processes to write their checkpoints and end, kill them after some seconds; as `ended`."""
+        until = time.monotonic() + seconds
+        for child in self.running.values():
+            child.process.terminate()
+        while self.running:
+            for child in self.running.values() if time.monotonic() > until else ():
+                child.process.kill()
+            yield self.ended()
 
 
 def run_jobs(
@@ -35,62 +90,38 @@ def run_jobs(
 
     Args:
         folders: folders of jobs, in the order in which the jobs start.
-        workers: number of jobs to run at the same time. More than 1 needs Ray, which assigns a GPU, or a
-            share of a GPU, to every job.
+        workers: number of jobs to run at the same time. More than 1 share the GPUs: as few jobs per GPU as
+            possible.
         deadline: `time.monotonic()` after which no job is started; None starts all jobs.
         ended: called with the folder of each job that has ended.
-
-    Raises:
-        MissingExtraError: Ray, which runs several workers, is not installed.
     """
-    if workers == 1:
-        for folder in folders:
-            if deadline is not None and time.monotonic() >= deadline:
-                return
-            execute(folder)
-            if ended is not None:
-                ended(folder)
-        return
-    ray = _ray()
-    gpus = torch.cuda.device_count()
-    # "local" starts a new cluster; Ray would otherwise connect to a cluster that runs on this machine
-    ray.init("local", num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level="error")
-    waiting: dict[Any, Path] = {}
+    processes, waiting = Processes(), [*folders]
+    share = 1 / math.ceil(workers / len(processes.gpus))
     try:
-        remote = ray.remote(num_cpus=1, num_gpus=_gpu_share(gpus, workers), max_retries=0)(_execute_until)
-        # wall-clock time, because processes do not share a monotonic clock
-        until = None if deadline is None else time.time() + deadline - time.monotonic()
-        waiting.update({remote.remote(str(folder), until): folder for folder in folders})
-        while waiting:
-            finished, _ = ray.wait([*waiting])
-            for reference in finished:
-                folder = waiting.pop(reference)
-                ray.get(reference)
-                if ended is not None and outcome_of(folder) is not None:
+        while waiting or processes.running:
+            if deadline is not None and time.monotonic() >= deadline:
+                waiting = []
+            while waiting and len(processes.running) < workers and (gpu := processes.room(share)) is not None:
+                folder = waiting.pop(0)
+                (folder / OUTCOME).unlink(missing_ok=True)
+                # a single job keeps all GPUs
+                where = gpu if workers > 1 else ""
+                processes.start(
+                    str(folder), "linrec.lab.bench.worker", [str(folder)], folder / LOG, where, share
+                )
+            statuses = processes.ended()
+            for folder in map(Path, statuses):
+                _close(folder, statuses[str(folder)])
+                if ended is not None:
                     ended(folder)
-    except KeyboardInterrupt:
-        # cancel before the shutdown, which kills, so that running jobs can write their checkpoints
-        for reference in waiting:
-            ray.cancel(reference)
-        ray.wait([*waiting], num_returns=len(waiting))
-        raise
     finally:
-        ray.shutdown()
+        # after Ctrl-C; harmless if the terminal has interrupted the jobs already
+        for _ in processes.stop():
+            pass
 
 
-def execute(folder: Path) -> None:
-    """Run a job in its own process; write its outcome if the process ended without doing so."""
-    (folder / OUTCOME).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "linrec.lab.bench.worker", str(folder), str(os.getpid())]
-    with append_to(folder / LOG) as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            status = _wait(process)
-        except KeyboardInterrupt:
-            # SIGTERM makes the job write its checkpoint; harmless if the terminal has interrupted it already
-            process.terminate()
-            process.wait()
-            raise
+def _close(folder: Path, status: int) -> None:
+    """Write the outcome of a job whose process ended without doing so."""
     if (folder / OUTCOME).exists():
         return
     ended, message = FAILED, f"its process ended with exit status {status}; {folder / LOG} has its output"
@@ -101,31 +132,6 @@ def execute(folder: Path) -> None:
     write_json(folder / OUTCOME, {"status": ended, "message": message, "peak_bytes": None})
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            # a timeout, because Ray's cancellation, unlike a signal, does not interrupt a system call
-            return process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            continue
-
-
 def outcome_of(folder: Path) -> dict[str, Any] | None:
     """Return the outcome of a folder's job, or None if the job has not ended."""
     return read_content(folder / OUTCOME, Outcome)
-
-
-def _gpu_share(gpus: int, workers: int) -> float:
-    """Return the share of a GPU for each job: as few jobs per GPU as possible, and at most a GPU per job."""
-    return 1 / math.ceil(workers / gpus) if gpus else 0.0
-
-
-def _execute_until(folder: str, until: float | None) -> None:
-    if until is None or time.time() < until:
-        execute(Path(folder))
-
-
-def _ray() -> Any:
-    # disable Ray's telemetry
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    return import_extra("ray", "a suite with several --workers")

@@ -1,4 +1,4 @@
-"""The suites: their tasks, with the sizes of the data and the models and the number of steps."""
+"""The suites: their tasks or streams, with the sizes of data and models and the number of steps."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from linrec.errors import unknown
+from linrec.lab.streams.learn import LearnConfig
 from linrec.lab.train import TrainConfig, get_recipe
 
-__all__ = ["SUITES", "Entry", "get_suite"]
+__all__ = ["LEARNERS", "STREAMS", "SUITES", "Entry", "StreamEntry", "get_suite"]
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,65 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         "selective-copying",
     ),
 }
+
+
+LEARNERS: Mapping[str, Mapping[str, Any]] = {
+    "tbptt(window=1)": {"learner": "tbptt", "learner_args": {"window": 1}},
+    "tbptt(window=10)": {"learner": "tbptt", "learner_args": {"window": 10}},
+    # a chunk holds at least a window
+    "tbptt(window=50)": {"learner": "tbptt", "learner_args": {"window": 50}, "chunk": 50},
+    "rtrl": {"learner": "rtrl"},
+    "frozen_rls": {"learner": "frozen_rls"},
+    # about the memory of rtrl
+    "frozen_rls(d_model=128)": {"learner": "frozen_rls", "d_model": 128},
+}
+"""The learners that the suite compares, by label: fields of `LearnConfig`."""
+
+COMMON: Mapping[str, Any] = {
+    "mixer": "lru",
+    "mixer_args": {"r_min": 0.9, "r_max": 0.999},
+    "chunk": 10,
+    "rows": 8,
+    "window": 250,
+    "checkpoint_every": 2000,
+}
+
+
+@dataclass(frozen=True)
+class StreamEntry:
+    """A stream of the suite.
+
+    Args:
+        name: name of the stream; also the name of the folder of its jobs.
+        stream_args: arguments of the stream.
+        steps: steps that every learner learns from.
+
+    Example:
+        >>> StreamEntry("sines").config("tbptt(window=10)", seed=1).learner
+        'tbptt'
+    """
+
+    name: str
+    stream_args: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 6000
+
+    def config(self, learner: str, seed: int) -> LearnConfig:
+        """Return the configuration of `linrec learn` for a learner, a key of `LEARNERS`."""
+        given = {"stream": self.name, "stream_args": dict(self.stream_args), "seed": seed}
+        return LearnConfig(**{**COMMON, **given, **LEARNERS[learner]})
+
+
+STREAMS = (
+    # three regimes each, where the stream has regimes
+    StreamEntry("add-memory", {"every": 2000}),
+    StreamEntry("delay-copy", {"every": 2000, "delays": (10, 20)}),
+    StreamEntry("text", {"every": 2000}),
+    StreamEntry("sines", {"every": 2000}),
+    StreamEntry("mackey-glass", {"every": 2000}),
+    StreamEntry("trace-patterning"),
+    # 1500 frames of each set
+    StreamEntry("bouncing-digits", {"films": 75}),
+)
 
 
 def get_suite(name: str) -> tuple[Entry, ...]:

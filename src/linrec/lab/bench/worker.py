@@ -1,4 +1,4 @@
-"""`python -m linrec.lab.bench.worker FOLDER [STARTER]`: run the job of a folder, and write its outcome.
+"""`python -m linrec.lab.bench.worker STARTER FOLDER`: run the job of a folder, and write its outcome.
 
 After training, the worker measures the state of the model, and the speed and memory of training by length.
 """
@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,20 +24,20 @@ from torch import Tensor
 from linrec.errors import memory_error
 from linrec.field_types import read_content
 from linrec.files import locked
-from linrec.lab.bench.jobs import FAILED, NO_DATA, first_line, without_data
+from linrec.lab.bench.jobs import FAILED, NO_DATA, build_model, first_line, without_data
 from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig, Learning, learn
-from linrec.lab.tasks import Batch, PairedTask, Task, judged_by
+from linrec.lab.tasks import Batch, PairedTask, judged_by
 from linrec.lab.train import DivergedError, InterruptedRunError, Progress, TrainConfig, fit, load_run
 from linrec.lab.train.config import config_from_dict
 from linrec.lab.train.data import on_device
 from linrec.lab.train.fabric import make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
 from linrec.lab.train.records import Result
-from linrec.lab.train.run import write_json
+from linrec.lab.train.run import CONFIG, write_json
 from linrec.lab.train.step import Objective, train_step
 from linrec.mixers import Mixer
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
+from linrec.models import ModelConfig
 from linrec.text import DataError
 from linrec.trees import leaves
 
@@ -56,26 +56,11 @@ SECONDS = 6.0
 
 def run_job(folder: Path) -> str:
     """Train the model of `job.json`, resuming from a checkpoint if there is one; return the status."""
-    job, run = read_content(folder / JOB, JobRecord), folder / RUN
+    job = read_content(folder / JOB, JobRecord)
     assert job is not None
-    status, message = "done", ""
+    status, message, measure = "done", "", None
     try:
-        # a run that was interrupted before it wrote its configuration starts anew
-        resume = (run / "config.json").exists()
-        if learns(job["config"]):
-            stream = LearnConfig(**job["config"])
-            command, steps = job["command"], job["steps"]
-            found = learn(stream, run, steps=steps, resume=resume, command=command, told=_tell_window)
-            measure = functools.partial(_measured_learning, stream, found["bounds"])
-            return _ended(folder, "done", "", measure)
-        # trusted, because the user named the code in the command that wrote job.json
-        config = config_from_dict(job["config"], trust_code=True)
-        if resume:
-            config = load_run(run, trust_code=config.import_paths).config
-        result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
-        for split, scores in (("validation", result.validation), ("test", result.test)):
-            if not math.isfinite(scores.get("loss", 0.0)):
-                raise DivergedError(f"the loss on the {split} split is not finite; the training loss was.")
+        measure = (_learned if learns(job["config"]) else _trained)(job, folder / RUN)
     except DataError as error:
         status, message = NO_DATA, without_data(job["task"], error)
     except DivergedError as error:
@@ -88,13 +73,10 @@ def run_job(folder: Path) -> str:
         message = first_line(error)
         if status == FAILED:
             traceback.print_exc()
-    after = functools.partial(_measured_training, config, result) if status == "done" else None
-    return _ended(folder, status, message, after)
-
-
-def _ended(folder: Path, status: str, message: str, measure: Callable[[dict[str, Any]], None] | None) -> str:
-    """Write `outcome.json` and return the status; `measure` adds the fields that are measured afterwards."""
-    outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
+    # of the CUDA device, if it was used, and of the process
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+    peak = {"device": device, "process": _process_peak_bytes()}
+    outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": peak}
     write_json(folder / OUTCOME, outcome)
     if measure is not None:
         # a failure here leaves the job "done", because the model is trained and scored
@@ -106,9 +88,35 @@ def _ended(folder: Path, status: str, message: str, measure: Callable[[dict[str,
     return status
 
 
+Measure: TypeAlias = Callable[[dict[str, Any]], None]
+"""Adds the fields that are measured after training to the content of `outcome.json`."""
+
+
+def _trained(job: dict[str, Any], run: Path) -> Measure:
+    """Train a model; a run that was interrupted before it wrote its configuration starts anew."""
+    # trusted, because the user named the code in the command that wrote job.json
+    config = config_from_dict(job["config"], trust_code=True)
+    if resume := (run / CONFIG).exists():
+        config = load_run(run, trust_code=config.import_paths).config
+    result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
+    for split, scores in (("validation", result.validation), ("test", result.test)):
+        if not math.isfinite(scores.get("loss", 0.0)):
+            raise DivergedError(f"the loss on the {split} split is not finite; the training loss was.")
+    return functools.partial(_measured_training, config, result)
+
+
+def _learned(job: dict[str, Any], run: Path) -> Measure:
+    config, resume = LearnConfig(**job["config"]), (run / CONFIG).exists()
+    found = learn(config, run, steps=job["steps"], resume=resume, command=job["command"], told=_tell_window)
+    return functools.partial(_measured_learning, config, found["bounds"])
+
+
 def _measured_training(config: TrainConfig, result: Result, outcome: dict[str, Any]) -> None:
     task = config.task.prepared()
-    outcome |= _levels(task)
+    # scores of the task's baselines; the perplexity of a uniform guess among n tokens is n
+    perplexity = judged_by(task) == "perplexity"
+    outcome["chance"] = 1 / task.chance if perplexity else task.chance
+    outcome["trivial_score"] = None if perplexity else task.trivial_score
     config = dataclasses.replace(config, task=task)
     outcome["state_elements"] = state_elements(config)
     speed = result.steps_per_second * config.loop.batch_size
@@ -131,14 +139,6 @@ def _measured_learning(config: LearnConfig, bounds: Mapping[str, float], outcome
     outcome["speed_by_length"] = [{**found, "step_bytes": step_bytes}]
 
 
-def _levels(task: Task) -> dict[str, float | None]:
-    """Return the scores of the task's baselines, which need data but no model."""
-    if judged_by(task) == "perplexity":
-        # the perplexity of a uniform guess among n tokens is n
-        return {"chance": 1 / task.chance, "trivial_score": None}
-    return {"chance": task.chance, "trivial_score": task.trivial_score}
-
-
 def _tell(progress: Progress) -> None:
     if progress.logged:
         print(f"step {progress.step}/{progress.total_steps}, loss {progress.loss:.4g}", flush=True)
@@ -146,12 +146,6 @@ def _tell(progress: Progress) -> None:
 
 def _tell_window(learning: Learning) -> None:
     print(f"step {learning.steps}, loss {learning.scores.curve[-1]:.4g}", flush=True)
-
-
-def _peak_bytes() -> dict[str, Any]:
-    """Return the peak memory in bytes: of the CUDA device, if it was used, and of the process."""
-    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
-    return {"device": device, "process": _process_peak_bytes()}
 
 
 def _process_peak_bytes() -> int | None:
@@ -180,7 +174,7 @@ def stop_without(starter: int, every: float = 1.0) -> None:
 
 def state_elements(config: TrainConfig) -> int:
     """Return the number of elements in the state after a sequence; of a classifier, in its mixers."""
-    model = make_fabric(config.loop).setup_module(_model(config)).eval()
+    model = make_fabric(config.loop).setup_module(build_model(config.model)).eval()
     inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
     returns_state = isinstance(config.model, ModelConfig)
     states: list[Any] = []
@@ -223,7 +217,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
     loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
     fabric = make_fabric(loop)
     device = fabric.device
-    model = _model(config)
+    model = build_model(config.model)
     objective = fabric.setup_module(Objective(model))
     steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
     step = functools.partial(
@@ -278,11 +272,6 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
-    of = config.model
-    return LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
-
-
 def _length(config: TrainConfig) -> int:
     """Return the number of steps in a sequence of the task."""
     return config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
@@ -308,14 +297,12 @@ def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
     return Batch(inputs, torch.randint(outputs, shape), None)
 
 
-def _main(words: Sequence[str]) -> int:
-    folder, *starter = words
-    for process in starter:
-        threading.Thread(target=stop_without, args=(int(process),), daemon=True).start()
+def _main(starter: str, folder: str) -> int:
+    threading.Thread(target=stop_without, args=(int(starter),), daemon=True).start()
     # wait, because an earlier worker that is about to stop may still be writing its checkpoint
     with locked(Path(folder), wait=True):
         return 0 if run_job(Path(folder)) == "done" else 1
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    sys.exit(_main(*sys.argv[1:]))

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from linrec.errors import ConfigError, RunFolderError
+from linrec.lab import style
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
-from linrec.lab.report import style
-from linrec.lab.report.records import PERPLEXITY
 from linrec.lab.tasks import LanguageModeling, SplitName, TokenSplit
 from linrec.lab.tasks.base import SPLIT_NAMES
 from linrec.lab.train import Run
@@ -26,6 +25,7 @@ from linrec.lab.train.run import language_task, tokenizer_of, write_json, writin
 from linrec.literals import Precision
 from linrec.text import CharacterTokenizer, DataError, Tokenizer
 
+PERPLEXITY = "perplexity.json"
 PICTURE = "perplexity.png"
 HELD_OUT: tuple[SplitName, ...] = ("test", "validation")
 TABLE_14 = (*range(512, 2048, 256), *range(2048, 14336 + 1, 1024))
@@ -202,10 +202,11 @@ def evaluate_run(
     device: torch.device | str = "cpu",
     precision: Precision = "32-true",
     batch_tokens: int = BATCH_TOKENS,
-    display: ReadingDisplay | None = None,
     command: str | None = None,
 ) -> Evaluation:
     """Measure the perplexity of a language model for several window lengths, and write the results to files.
+
+    Progress is shown on standard error.
 
     Args:
         run: a run from `linrec.lab.train.load_run`.
@@ -216,7 +217,6 @@ def evaluate_run(
         device: device to compute on.
         precision: "32-true" or "bf16-mixed".
         batch_tokens: tokens that go through the model at once; bounds the memory.
-        display: shows progress; None shows progress on standard error.
         command: the command line to record, if any.
 
     Returns:
@@ -233,7 +233,6 @@ def evaluate_run(
     Source:
         HGRN (Qin, Yang and Zhong, 2023), table 14.
     """
-    display = ReadingDisplay() if display is None else display
     if batch_tokens < 1:
         raise ConfigError(f"`batch_tokens` must be at least 1; got {batch_tokens}.")
     trained, tokens = language_task(run).length, text.tokens
@@ -248,7 +247,7 @@ def evaluate_run(
     if carry:
         whole = partial(evaluate_carried, model, tokens, batch_tokens=batch_tokens, precision=precision)
         measures += [("the whole text, state carried", whole)]
-    scores = []
+    display, scores = ReadingDisplay(), []
     for title, measure in measures:
         with display.reading(title, len(tokens.ids) - 1) as advance:
             scores.append(measure(advance=advance))
@@ -270,36 +269,34 @@ def evaluate_run(
         **provenance(torch.device(device)),
     }
     with writing(f"write to {folder}", RunFolderError):
-        style.save(_drawn(found), folder / PICTURE)
+        style.save(draw_perplexity(scores, trained), folder / PICTURE)
     write_json(folder / PERPLEXITY, content)
     return found
 
 
-def draw_perplexity(
-    lengths: Sequence[int],
-    perplexities: Sequence[float],
-    *,
-    trained: int,
-    carried: float | None = None,
-) -> Figure:
+def draw_perplexity(scores: Sequence[Score], trained: int) -> Figure:
     """Draw perplexity over window length, with the training length and the carried state's value."""
-    figure = style.make_figure(height=3.4)
-    axes = figure.subplots()
+    lengths = [score.length for score in scores if score.length is not None]
+    perplexities = [score.perplexity for score in scores if score.length is not None]
+    finite = [score.perplexity for score in scores if math.isfinite(score.perplexity)]
+    figure, (axes,) = style.stack(1, height=3.4)
     axes.plot(lengths, perplexities, "o-", color=style.colour(0), markersize=4, label="windows")
     mark = f"length in training: {trained:,}"
-    axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)), label=mark)
-    if carried is not None and math.isfinite(carried):
-        axes.axhline(carried, color=style.colour(1), label="state carried through the whole text")
-        # a line across the picture leaves no margin of its own
-        axes.update_datalim([(lengths[0], carried)])
-        axes.autoscale_view()
+    axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=mark)
+    for score in scores:
+        if score.length is None and score.perplexity in finite:
+            axes.axhline(
+                score.perplexity, color=style.colour(1), label="state carried through the whole text"
+            )
+            # a line across the picture leaves no margin of its own
+            axes.update_datalim([(lengths[0], score.perplexity)])
+            axes.autoscale_view()
     style.finish_axes(axes, x="tokens of a window", y="perplexity per token")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    values = [y for y in (*perplexities, carried) if y is not None and math.isfinite(y)]
-    if values and max(values) > 10 * min(values):
+    if finite and max(finite) > 10 * min(finite):
         axes.set_yscale("log")
     style.add_legend(figure, axes.lines)
     return figure
@@ -364,10 +361,3 @@ def _lengths(text: ChosenText, trained: int, lengths: Sequence[int] | None) -> t
                 f"got {length:,}."
             )
     return tuple(sorted(set(lengths)))
-
-
-def _drawn(found: Evaluation) -> Figure:
-    windows = [(score.length, score.perplexity) for score in found.scores if score.length is not None]
-    carried = next((score.perplexity for score in found.scores if score.length is None), None)
-    lengths, perplexities = zip(*windows, strict=True)
-    return draw_perplexity(lengths, perplexities, trained=found.trained, carried=carried)

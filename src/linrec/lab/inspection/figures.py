@@ -16,8 +16,8 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linrec.lab import style
 from linrec.lab.inspection.collect import BINS, Layer, forgetting, histogram, time_scales
-from linrec.lab.report import style
 
 # panels per row: as many as stay legible on a narrow screen
 COLUMNS = 2
@@ -60,7 +60,7 @@ def draw_histograms(layers: Sequence[Layer]) -> Figure | None:
         style.finish_axes(axes)
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    _name_outer(panels, x="forget value |a|", y="% of values")
+    _name_axes(figure, x="forget value |a|", y="% of values")
     return figure
 
 
@@ -110,7 +110,7 @@ def draw_token_mixing(layers: Sequence[Layer], labels: Sequence[str] | None = No
         else:
             axes.yaxis.set_major_locator(axes.xaxis.get_major_locator())
     assert image is not None
-    _name_outer(panels, x="from token", y="to token")
+    _name_axes(figure, x="from token", y="to token")
     _bar(figure, image, panels, label="share of the row's weights", location="top")
     return figure
 
@@ -161,10 +161,7 @@ def draw_over_text(
         if named:
             _name_tokens(axes.xaxis, labels or ())
             _bar(figure, image, axes, location="right")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("channels", fontsize=style.LETTERS)
-    for axes in panels[-1]:
-        axes.set_xlabel("token", fontsize=style.LETTERS)
+    _name_axes(figure, x="token", y="channels")
     if not named:
         for column, kind in enumerate(kinds):
             _bar(figure, drawn[kind], panels[:, column], label=_KINDS[kind], location="top")
@@ -232,16 +229,10 @@ def _panels(n: int, *, height: float, n_columns: int) -> tuple[list[Axes], Figur
     return list(grid.flat[:n]), figure
 
 
-def _name_outer(panels: Sequence[Axes], *, x: str, y: str) -> None:
-    """Label the x axis of the lowest panel in each column and the y axis of the left panels."""
-    for axes in panels:
-        place = axes.get_subplotspec()
-        assert place is not None
-        n_columns = place.get_gridspec().ncols
-        if place.is_first_col():
-            axes.set_ylabel(y, fontsize=style.LETTERS)
-        if place.num1 + n_columns >= len(panels):
-            axes.set_xlabel(x, fontsize=style.LETTERS)
+def _name_axes(figure: Figure, *, x: str, y: str) -> None:
+    """Label the axes of all panels at once."""
+    figure.supxlabel(x, fontsize=style.LETTERS)
+    figure.supylabel(y, fontsize=style.LETTERS)
 
 
 def _name_tokens(axis: Axis, labels: Sequence[str]) -> None:

@@ -28,8 +28,7 @@ from linrec.lab.inspection.collect import (
     time_scales,
 )
 from linrec.lab.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
-from linrec.lab.report import style
-from linrec.lab.report.pages import Picture, Table, render
+from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.tasks import LanguageModeling, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
@@ -41,9 +40,9 @@ from linrec.text import Tokenizer
 FOLDER = "inspection"
 PAGE = "inspection.html"
 JSON = "inspection.json"
-N_TOKENS = 256
 # limit for token-mixing matrices: their size grows quadratically, and a screen has fewer pixels
 MOST = 1024
+COLUMNS = ("channels", "mean", "median", "above 0.9", "above 0.99", "time scale", "longest")
 # symbols for invisible characters, and for tokens without text
 VISIBLE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
 NO_TEXT = "∎"
@@ -149,17 +148,14 @@ class Inspection:
 
 def write_inspection(
     run: Run,
+    tokens: InspectedTokens,
     *,
-    prompt: str | None = None,
-    path: str | os.PathLike[str] | None = None,
-    split: SplitName | None = None,
-    n_tokens: int = N_TOKENS,
     matrices: bool = True,
     out: str | os.PathLike[str] | None = None,
     device: torch.device | str = "cpu",
     command: str | None = None,
 ) -> Inspection:
-    """Inspect a trained model on a text, and write a page about it.
+    """Inspect a trained model on a sequence, and write a page about it.
 
     The page, `inspection.html`, embeds its pictures. They are also written as histograms.png,
     token_mixing.png, transitions.png, and text.png, which shows the transitions over the first tokens with
@@ -167,10 +163,7 @@ def write_inspection(
 
     Args:
         run: the run, as `linrec.lab.train.load_run` returns it.
-        prompt: the text; for this and the next three arguments see `choose_tokens`.
-        path: a text file, a folder or a glob.
-        split: name of the split of a text or a task.
-        n_tokens: maximal number of tokens.
+        tokens: the sequence, from `choose_tokens`.
         matrices: whether to compute token-mixing matrices, for at most 1,024 tokens.
         out: output folder; None means "inspection" in the run folder.
         device: device of the computation.
@@ -180,9 +173,7 @@ def write_inspection(
         The inspected tokens and layers, and the path of the page.
 
     Raises:
-        ConfigError: too many or too few tokens, a mixer without transitions and matrices, or an error of
-            `choose_tokens`.
-        DataError: the text cannot be used.
+        ConfigError: too many tokens, or a mixer without transitions and matrices.
         RunFolderError: the run has no checkpoint yet, or the folder is not writable.
         CheckpointError: no checkpoint is usable.
 
@@ -196,19 +187,19 @@ def write_inspection(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     loop = LoopConfig(batch_size=4, device="cpu")
         ...     _ = fit(TrainConfig("tiny", task, model, loop=loop), f"{folder}/run")
-        ...     page = write_inspection(load_run(f"{folder}/run")).page
+        ...     run = load_run(f"{folder}/run")
+        ...     page = write_inspection(run, choose_tokens(run, 256)).page
         ...     sorted(path.name for path in page.parent.iterdir())
         ['histograms.png', 'inspection.html', 'inspection.json', 'text.png', 'token_mixing.png']
     """
+    n_tokens = len(tokens.labels)
     if matrices and n_tokens > MOST:
         raise ConfigError(
             f"--tokens must be at most {MOST:,} for token-mixing matrices, whose size grows quadratically; "
             f"got {n_tokens:,}. Pass fewer tokens, or --no-matrices to leave the matrices out."
         )
-    tokens = choose_tokens(run, n_tokens, prompt=prompt, path=path, split=split)
-    model = run.model(device)
     reset = None if tokens.reset is None else tokens.reset.to(device)
-    layers = inspect_model(model, tokens.tokens.to(device), reset=reset, token_mixing=matrices)
+    layers = inspect_model(run.model(device), tokens.tokens.to(device), reset=reset, token_mixing=matrices)
     mixer = spelled(run.config.model.mixer_pattern)
     if all(layer.magnitude is None and layer.mixing is None for layer in layers):
         cure = "" if matrices else " Leave --no-matrices out to see its token-mixing matrices."
@@ -219,7 +210,26 @@ def write_inspection(
             make_subfolder(run.path, FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         pictures, missing = _draw(layers, tokens, folder)
-        write_text(folder / PAGE, _page(run, tokens, layers, pictures, missing, command))
+        some = (
+            f"{n_tokens:,} tokens"
+            if n_tokens == tokens.of
+            else f"its first {n_tokens:,} of {tokens.of:,} tokens"
+        )
+        page = render(
+            "inspection.html",
+            title=run.config.name,
+            program=" – linrec inspect",
+            n_layers=run.config.model.n_layers,
+            mixer=mixer,
+            source=f"{tokens.source}, {some}",
+            sentences=missing,
+            layers=table(layers),
+            pictures=pictures,
+            text=tokens.text,
+            labels=" ".join(tokens.labels),
+            command=command,
+        )
+        write_text(folder / PAGE, page)
     content = {
         "run": str(run.path),
         "recipe": run.config.name,
@@ -238,90 +248,48 @@ def write_inspection(
 
 def table(layers: Sequence[Layer]) -> Table:
     """Return the statistics of each layer as text (HGRN, Qin, Yang and Zhong, 2023, table 12)."""
-    head, rows = ["layer"], [[layer.name] for layer in layers]
-    if any(layer.magnitude is not None for layer in layers):
-        head += ["channels", "mean", "median", "above 0.9", "above 0.99", "time scale", "longest"]
-        for row, layer in zip(rows, layers, strict=True):
-            found = forgetting(layer)
-            if found is None:
-                row += ["–"] * 7
-                continue
-            row += [str(found.channels), f"{found.mean:.3f}", f"{found.median:.3f}"]
-            row += [f"{found.above_090:.1%}", f"{found.above_099:.1%}"]
-            row += [_steps(found.time_scale), _steps(found.longest)]
-    if any(layer.mixing is not None for layer in layers):
-        head.append("reach")
-        for row, layer in zip(rows, layers, strict=True):
-            distance = reach(layer)
-            row.append("–" if distance is None else _steps(distance))
-    return Table(head, rows, range(1, len(head)))
+    rows: list[dict[str, str]] = []
+    for layer in layers:
+        row, found, distance = {"layer": layer.name}, forgetting(layer), reach(layer)
+        if any(other.magnitude is not None for other in layers):
+            row |= dict.fromkeys(COLUMNS, "–")
+        if found is not None:
+            scales = (_steps(found.time_scale), _steps(found.longest))
+            shares = (f"{found.above_090:.1%}", f"{found.above_099:.1%}")
+            means = (str(found.channels), f"{found.mean:.3f}", f"{found.median:.3f}")
+            row |= zip(COLUMNS, (*means, *shares, *scales), strict=True)
+        if any(other.mixing is not None for other in layers):
+            row["reach"] = "–" if distance is None else _steps(distance)
+        rows.append(row)
+    return Table.of(rows)
 
 
 def _draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tuple[list[Picture], list[str]]:
     """Return the pictures in order, and a sentence for each picture that could not be drawn."""
-    labels, n_tokens = tokens.labels, len(tokens.labels)
-    parts = [
-        ("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
-        ("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, labels)),
+    many, first = (True, f" The first {NAMED} tokens.") if len(tokens.labels) > NAMED else (False, "")
+    text = draw_over_text(layers, tokens.labels, n_steps=NAMED)
+    drawings = [
+        Drawing("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
+        Drawing("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, tokens.labels)),
+        Drawing("transitions", "State transitions", OVER_TEXT, draw_over_text(layers) if many else None),
+        Drawing("text", "State transitions, token by token", OVER_TEXT + first, text),
     ]
-    if n_tokens > NAMED:
-        parts.append(("transitions", "State transitions", OVER_TEXT, draw_over_text(layers)))
-    first = "" if n_tokens <= NAMED else f" The first {NAMED} tokens."
-    text = draw_over_text(layers, labels, n_steps=NAMED)
-    parts.append(("text", "State transitions, token by token", OVER_TEXT + first, text))
-    pictures = [
-        Picture(style.save(figure, folder / f"{name}.png"), title, caption)
-        for name, title, caption, figure in parts
-        if figure is not None
-    ]
-    return pictures, _missing(layers, changing=text is not None)
-
-
-def _page(
-    run: Run,
-    tokens: InspectedTokens,
-    layers: Sequence[Layer],
-    pictures: Sequence[Picture],
-    missing: Sequence[str],
-    command: str | None,
-) -> str:
-    n_tokens = len(tokens.labels)
-    source = f"{tokens.source}, its first {n_tokens:,} of {tokens.of:,} tokens"
-    if n_tokens == tokens.of:
-        source = f"{tokens.source}, {n_tokens:,} tokens"
-    return render(
-        "inspection.html",
-        title=run.config.name,
-        program=" – linrec inspect",
-        n_layers=run.config.model.n_layers,
-        mixer=spelled(run.config.model.mixer_pattern),
-        source=source,
-        sentences=missing,
-        layers=table(layers),
-        pictures=pictures,
-        text=tokens.text,
-        labels=" ".join(tokens.labels),
-        command=command,
-    )
+    missing = []
+    if all(layer.magnitude is None for layer in layers):
+        missing.append("The mixer has no state transitions, so there are no forget values.")
+    elif text is None:
+        missing.append(
+            "The transitions are the same at every token, so there is no picture of them over the text."
+        )
+    if all(layer.mixing is None for layer in layers):
+        missing.append("There are no token-mixing matrices.")
+    return save_pictures(drawings, folder), missing
 
 
 def _steps(value: float) -> str:
     if value == float("inf"):
         return "∞"
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _missing(layers: Sequence[Layer], *, changing: bool) -> list[str]:
-    said = []
-    if all(layer.magnitude is None for layer in layers):
-        said.append("The mixer has no state transitions, so there are no forget values.")
-    elif not changing:
-        said.append(
-            "The transitions are the same at every token, so there is no picture of them over the text."
-        )
-    if all(layer.mixing is None for layer in layers):
-        said.append("There are no token-mixing matrices.")
-    return said
 
 
 def _numbers(layer: Layer) -> dict[str, Any]:

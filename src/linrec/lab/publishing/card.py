@@ -7,7 +7,7 @@ from typing import Any
 
 from linrec import __version__
 from linrec.hf.model import LinrecForCausalLM
-from linrec.lab.report.pages import markdown
+from linrec.lab.pages import markdown
 from linrec.lab.train import Run
 from linrec.lab.train.run import language_task
 from linrec.models.config import spelled

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from linrec.field_types import check_content
 from linrec.files import read_json
-from linrec.lab.report.pages import without_folders
+from linrec.lab.pages import without_folders
 from linrec.lab.report.records import read_runs, read_stored
-from linrec.lab.report.scores import better, mean_and_spread, score_of
+from linrec.lab.style import better, mean_and_spread, score_of
 from linrec.lab.tasks import judged_by
 from linrec.lab.train import ConfigError, Run, RunFolderError, TrainConfig, UntrustedCodeError
 from linrec.lab.train.config import config_from_dict, config_to_dict, flattened

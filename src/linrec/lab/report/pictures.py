@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from matplotlib.axes import Axes
@@ -13,14 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
-from linrec.lab.report import style
+from linrec.lab import style
+from linrec.lab.inspection.collect import inspect_model
 from linrec.lab.report.arms import Arm
-from linrec.lab.report.scores import score_of
-from linrec.lab.report.style import LineStyle
+from linrec.lab.style import TITLES, LineStyle, score_of
 from linrec.lab.tasks import Task, judged_by
-from linrec.lab.train import Run
-from linrec.models import Block
-from linrec.nn.gates import Transition
 
 SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
@@ -32,11 +28,9 @@ LEARNED = 0.05
 ENOUGH = 200
 # two numbers make no curve
 FEWEST = 3
-TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
 # steps to either side of a reset in the enlarged part
 AROUND = 16
 RESET = "#D55E00"
-DASHED = (0, (5, 3))
 
 
 def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
@@ -62,19 +56,27 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     """
     objectives = {run.config.task.objective for arm in arms for run in arm.runs}
     quantities = ERROR if objectives == {"regression"} else PANELS
-    figure = style.make_figure(height=3.2 * len(quantities))
-    panels = figure.subplots(len(quantities), 1, sharex=True, squeeze=False)[:, 0]
+    figure, panels = style.stack(len(quantities), height=3.2, sharex=True)
     drawn = False
     for axes, (quantity, title) in zip(panels, quantities, strict=True):
         for index, arm in enumerate(arms):
             for split, line in SPLITS:
-                steps, rows = _interpolated(arm.runs, split, quantity)
-                if rows:
+                steps, seeds = style.interpolated(
+                    [
+                        (record["step"], record.get(quantity))
+                        for record in run.metrics
+                        if record["split"] == split
+                    ]
+                    for run in arm.runs
+                )
+                if seeds:
                     drawn = True
-                    columns = zip(*rows, strict=True)
+                    columns = zip(*seeds, strict=True)
                     style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
         style.finish_axes(axes, y=title)
-        _mark_chance(axes, quantity, arms)
+        tasks = {run.config.task for arm in arms for run in arm.runs}
+        for level, name in sorted(filter(None, (_chance(task, quantity) for task in tasks))):
+            style.mark_level(axes, level, name)
     if quantities is ERROR:
         # errors fall by powers of ten
         panels[0].set_yscale("log")
@@ -89,42 +91,6 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
     style.add_legend(figure, handles)
     return figure if drawn else None
-
-
-def _interpolated(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[float], list[list[float]]]:
-    series = []
-    for run in runs:
-        records = [
-            (record["step"], record[quantity])
-            for record in run.metrics
-            if record["split"] == split and math.isfinite(record.get(quantity, math.nan))
-        ]
-        if records:
-            series.append(np.array(records, dtype=float).T)
-    if not series:
-        return [], []
-    first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
-    grid = np.unique(np.concatenate([steps for steps, _ in series]))
-    grid = grid[(grid >= first) & (grid <= last)]
-    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
-
-
-def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
-    tasks = {run.config.task for arm in arms for run in arm.runs}
-    levels = {mark for task in tasks if (mark := _chance(task, quantity)) is not None}
-    for level, name in sorted(levels):
-        axes.axhline(level, color=style.GREY, linewidth=1, linestyle=DASHED)
-        axes.annotate(
-            name,
-            (1, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 2),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            color=style.GREY,
-            fontsize=style.LETTERS - 1,
-        )
 
 
 def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
@@ -164,8 +130,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     if not any(curves):
         return None
     chances = sorted({run.config.task.chance for arm in arms for run in arm.runs})
-    figure = style.make_figure(height=3.7)
-    axes = figure.subplots()
+    figure, (axes,) = style.stack(1, height=3.7)
     for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
         if members:
             spans, rows = _in_bins(members)
@@ -173,7 +138,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
             style.draw_mean_and_range(axes, spans, columns, colour=style.colour(index), label=arm.label)
     for chance in chances:
         label = f"chance {chance:.3g}"
-        axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=DASHED, label=label)
+        axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=label)
     style.finish_axes(axes, x="required memory span (numbers since the reset)", y="test accuracy")
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, _visible(curves, floor=chances[0] + LEARNED * (1 - chances[0])))
@@ -238,8 +203,7 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
         return None
     points.sort(key=lambda point: point[0])
     places, columns = range(len(points)), [scores for _, scores, _ in points]
-    figure = style.make_figure(height=3.2)
-    axes = figure.subplots()
+    figure, (axes,) = style.stack(1, height=3.2)
     style.draw_mean_and_range(axes, places, columns, colour=style.colour(0), marker="o")
     style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
     axes.set_xticks(places, [str(number) for number, _, _ in points])
@@ -253,12 +217,12 @@ class Magnitudes:
     Attributes:
         layers: one tensor per layer that has transitions, shape (t, channels), in [0, 1].
         resets: where the sequence has a reset token, shape (t,), bool.
-        numbers: which layers of the model these are, counted from 1; None where they are all of them.
+        names: names of these layers, as `inspect_model` counts them; None counts from 1.
     """
 
     layers: tuple[Float[Tensor, "t c"], ...]
     resets: Bool[Tensor, "t"]
-    numbers: tuple[int, ...] | None = None
+    names: tuple[str, ...] | None = None
 
     @property
     def mean(self) -> Float[Tensor, "t"]:
@@ -279,11 +243,10 @@ class Magnitudes:
 def transition_magnitudes(
     model: nn.Module, tokens: Int64[Tensor, "t"], reset_token: int | None
 ) -> Magnitudes | None:
-    """Run a model over one sequence and collect |a_n| = exp(log_decay_n) of every layer.
+    """Run a model over one sequence and collect |a_n| of every layer that has state transitions.
 
     Args:
-        model: maps tokens (b, t) to (logits, state); its transitions are modules `linrec.nn.Transition`. Its
-            layers are its modules `Block`, where it has any.
+        model: a module that contains mixers and maps tokens (b, t).
         tokens: the sequence, shape (t,), int64.
         reset_token: the token to mark; None marks nothing.
 
@@ -299,27 +262,18 @@ def transition_magnitudes(
         >>> len(found.layers), found.layers[0].shape, found.resets.tolist()
         (2, torch.Size([4, 8]), [False, True, False, False])
     """
-    length = len(tokens)
-    layers: list[Tensor] = []
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    numbers = [
-        n for n, block in enumerate(blocks, start=1) for m in block.modules() if isinstance(m, Transition)
+    layers = [
+        (layer.name, layer.magnitude)
+        for layer in inspect_model(model, tokens[None], token_mixing=False)
+        if layer.magnitude is not None
     ]
-
-    def collect(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor | None]) -> None:
-        magnitude = outputs[0].exp().cpu()
-        # (1, t, h, dk) where data-controlled, (h, dk) where fixed
-        layers.append(magnitude.expand(1, length, *magnitude.shape[-2:]).reshape(length, -1))
-
-    hooks = [m.register_forward_hook(collect) for m in model.modules() if isinstance(m, Transition)]
-    try:
-        with torch.no_grad():
-            model(tokens[None])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    resets = torch.zeros(length, dtype=torch.bool) if reset_token is None else tokens.cpu() == reset_token
-    return Magnitudes(tuple(layers), resets, tuple(numbers) or None) if layers else None
+    if not layers:
+        return None
+    # (1, t, c) where data-controlled, (c,) where fixed
+    magnitudes = (magnitude.expand(1, len(tokens), -1)[0] for _, magnitude in layers)
+    found = tokens.cpu()
+    resets = torch.zeros_like(found, dtype=torch.bool) if reset_token is None else found == reset_token
+    return Magnitudes(tuple(magnitudes), resets, tuple(name for name, _ in layers))
 
 
 def draw_transitions(magnitudes: Magnitudes) -> Figure:
@@ -365,10 +319,9 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
                 extent=(-0.5, length - 0.5, layer.shape[1], 0),
             )
             _mark_resets(axes, resets)
-    numbers = magnitudes.numbers or range(1, n_layers + 1)
-    for number, layer, axes in zip(numbers, magnitudes.layers, panels[:-1, 0], strict=True):
-        n_channels = layer.shape[1]
-        axes.set_ylabel(f"layer {number}\n{n_channels} channels", fontsize=style.LETTERS)
+    names = magnitudes.names or range(1, n_layers + 1)
+    for name, layer, axes in zip(names, magnitudes.layers, panels[:-1, 0], strict=True):
+        axes.set_ylabel(f"layer {name}\n{layer.shape[1]} channels", fontsize=style.LETTERS)
         axes.set_yticks([])
     for axes, (start, end) in zip(panels[-1], windows, strict=True):
         axes.plot(magnitudes.mean.numpy(), color="black", linewidth=1.0)

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypedDict
 from linrec.errors import nearest
 from linrec.field_types import check_content, check_types, read_content
 from linrec.files import inside, json_line, parse_json, read_json, reason, replacing
+from linrec.lab.evaluation.write import PERPLEXITY
 from linrec.lab.train import Run, RunFolderError
 from linrec.lab.train.records import About, StoredResult, check_metrics
 from linrec.lab.train.run import CONFIG, Records, read_records, run_of
@@ -26,7 +27,6 @@ CURVES = "curves.jsonl"
 JOB = "job.json"
 OUTCOME = "outcome.json"
 RUN = "run"
-PERPLEXITY = "perplexity.json"
 EXTRA = "extra-"
 """Beginning of the names of JSON files with further numbers of a run; the rest is their name in `extra`."""
 

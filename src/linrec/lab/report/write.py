@@ -10,10 +10,9 @@ import torch
 
 from linrec.errors import DataError
 from linrec.files import write_text
-from linrec.lab.report import style
+from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
 from linrec.lab.report.arms import Arm, Comparison, compare_arms, group_runs
 from linrec.lab.report.collect import is_language_model, sample_text
-from linrec.lab.report.pages import Picture, Table, render
 from linrec.lab.report.pictures import (
     draw_accuracy_by_span,
     draw_learning_curves,
@@ -22,7 +21,7 @@ from linrec.lab.report.pictures import (
     transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
-from linrec.lab.report.scores import FORMATS, format_mean_and_spread, mean_and_spread
+from linrec.lab.style import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
 from linrec.lab.train.run import writing
@@ -30,8 +29,12 @@ from linrec.models.config import spelled
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
 SPLITS = ("test", "validation")
-MSE = "mean squared error"
-UNITS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+UNITS = {
+    "per token": "perplexity",
+    "per word": "word_perplexity",
+    "per byte": "byte_perplexity",
+    "bits/byte": "bits_per_byte",
+}
 BANDS = "Lines are means over the seeds; bands reach from the lowest to the highest seed."
 SPANS = (
     "How many numbers an answer depends on, and how often it is right (GateLoop, figure 7). The picture ends "
@@ -50,11 +53,6 @@ class Sample(NamedTuple):
     arm: str
     seed: int
     content: Mapping[str, Any]
-
-    @property
-    def temperature(self) -> str:
-        """The temperature, as short as possible."""
-        return f"{self.content['temperature']:g}"
 
 
 def write_report(
@@ -140,7 +138,7 @@ def render_page(
         perplexities=_perplexities(arms),
         pictures=pictures,
         samples=samples,
-        settings=_settings(arms),
+        settings=_settings(arms) if n_arms > 1 else None,
         runs=_runs(arms),
         commands="\n".join(dict.fromkeys(filter(None, commands))),
     )
@@ -149,16 +147,17 @@ def render_page(
 def means(arm: Arm) -> dict[str, str]:
     """Return the scores of an arm: accuracies, squared errors, or perplexities and a loss per token."""
     by = judged_by(arm.runs[0].config.task)
-    if by != "perplexity":
-        key, title = ("accuracy", "accuracy") if by == "accuracy" else ("loss", MSE)
-        of_splits = {split: [result[split][key] for result in arm.results] for split in SPLITS}
-        return {f"{split} {title}": format_mean_and_spread(of_splits[split], FORMATS[by]) for split in SPLITS}
-    losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
-    perplexities = {split: [math.exp(min(loss, 700)) for loss in losses[split]] for split in SPLITS}
     told = {
-        f"{split} perplexity": format_mean_and_spread(perplexities[split], FORMATS[by]) for split in SPLITS
+        f"{split} {TITLES[by]}": format_mean_and_spread(
+            [score for result in arm.results if (score := score_in(by, result[split])) is not None],
+            FORMATS[by],
+        )
+        for split in SPLITS
     }
-    return told | {"validation loss": format_mean_and_spread(losses["validation"], FORMATS["loss"])}
+    if by == "perplexity":
+        losses = [result["validation"]["loss"] for result in arm.results if result["validation"]]
+        told["validation loss"] = format_mean_and_spread(losses, FORMATS["loss"])
+    return told
 
 
 def _check(run: Run) -> None:
@@ -181,35 +180,33 @@ def _check(run: Run) -> None:
 
 def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
     """Return the pictures, and a sentence for each missing part."""
-    pictures = []
     missing = [
         f"{run.path} has no result: it has not finished. It counts in no mean."
         for arm in arms
         for run in arm.runs
         if run.result is None
     ]
+    classifies = any(arm.runs[0].config.task.objective == "classification" for arm in arms)
+    shown = "Loss and accuracy" if classifies else "Mean squared error"
+    curves, spans = draw_learning_curves(arms), draw_accuracy_by_span(arms)
+    number = draw_score_by_number(arms)
+    drawings = [
+        Drawing("learning_curves", "Learning curves", f"{shown} while training. {BANDS}", curves),
+        Drawing("accuracy_by_span", "Test accuracy by required memory span", f"{SPANS} {BANDS}", spans),
+        Drawing("score_by_number", "Score by the number in which the runs differ", BANDS, number),
+    ]
     counts_right = [arm for arm in arms if judged_by(arm.runs[0].config.task) == "accuracy"]
-    if (figure := draw_learning_curves(arms)) is not None:
-        path = style.save(figure, out / "learning_curves.png")
-        classifies = any(arm.runs[0].config.task.objective == "classification" for arm in arms)
-        shown = "Loss and accuracy" if classifies else "Mean squared error"
-        pictures.append(Picture(path, "Learning curves", f"{shown} while training. {BANDS}"))
-    else:
+    if curves is None:
         missing.append("No run has logged anything yet, so there are no learning curves.")
-    if (figure := draw_accuracy_by_span(arms)) is not None:
-        path = style.save(figure, out / "accuracy_by_span.png")
-        pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
-    elif any(arm.results for arm in counts_right):
+    if spans is None and any(arm.results for arm in counts_right):
         missing.append("This task's results are not split by memory span.")
-    if (figure := draw_score_by_number(arms)) is not None:
-        path = style.save(figure, out / "score_by_number.png")
-        pictures.append(Picture(path, "Score by the number in which the runs differ", BANDS))
     # transitions of language models are shown by `linrec inspect`
-    pictures += filter(None, (_draw_transitions(arm, out, missing) for arm in counts_right))
-    return pictures, missing
+    drawings += filter(None, (_draw_transitions(arm, missing) for arm in counts_right))
+    return save_pictures(drawings, out), missing
 
 
-def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None:
+def _draw_transitions(arm: Arm, missing: list[str]) -> Drawing | None:
+    """Draw the transitions of an arm's first run with weights, or add to `missing` why not."""
     for run in arm.runs:
         try:
             model, task = run.model(), run.config.task
@@ -222,14 +219,14 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             mixer = spelled(run.config.model.mixer_pattern)
             missing.append(f"The mixer {mixer!r} has no state transitions to draw.")
             return None
-        path = style.save(draw_transitions(magnitudes), out / f"transitions-{arm.slug}.png")
         caption = f"{MAGNITUDES} Seed {run.config.loop.seed}."
         if magnitudes.resets.any():
             caption += (
                 " Orange marks are resets. The average over channels and layers is "
                 f"{magnitudes.at_resets:.3f} at resets and {magnitudes.elsewhere:.3f} elsewhere."
             )
-        return Picture(path, f"State transitions ({arm.label})", caption)
+        title = f"State transitions ({arm.label})"
+        return Drawing(f"transitions-{arm.slug}", title, caption, draw_transitions(magnitudes))
     return None
 
 
@@ -250,29 +247,27 @@ def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Sample]:
 
 
 def _results(arms: Sequence[Arm]) -> Table:
-    rows = [
-        {
+    """Return a table of the means of every arm, and of predictors without a model."""
+    rows = []
+    for arm in arms:
+        results, seeds = arm.results, ", ".join(map(str, arm.seeds))
+        seconds = mean_and_spread([result["seconds"] for result in results]).mean if results else math.nan
+        time = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+        speed = format_mean_and_spread([result["steps_per_second"] for result in results], ",.1f")
+        rows.append({
             "configuration": arm.label,
             **means(arm),
-            "runs": _seeds(arm.seeds),
-            "parameters": f"{arm.results[0]['parameters']:,}" if arm.results else "–",
-            "steps/s": format_mean_and_spread([result["steps_per_second"] for result in arm.results], ",.1f"),
-            "time per run": _duration(arm.results),
-        }
-        for arm in arms
-    ]
+            "runs": f"seed{'s' * (len(results) > 1)} {seeds}" if results else "–",
+            "parameters": f"{results[0]['parameters']:,}" if results else "–",
+            "steps/s": speed,
+            "time per run": time if results else "–",
+        })  # fmt: skip
     tasks = dict.fromkeys(run.config.task for arm in arms for run in arm.runs)
-    head = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[row.get(name, "") for name in head] for row in rows]
-    # once for tasks that differ in nothing that is shown here
-    others = dict.fromkeys(
-        tuple(row.get(name, "") for name in head) for task in tasks for row in _without_model(task)
-    )
-    return Table(head, [*cells, *others], range(1, len(head)))
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "–"
+    for row in (row for task in tasks for row in _without_model(task)):
+        # once for tasks that differ in nothing that is shown here
+        if row not in rows:
+            rows.append(row)
+    return Table.of(rows)
 
 
 def _without_model(task: Task) -> list[dict[str, str]]:
@@ -287,99 +282,83 @@ def _without_model(task: Task) -> list[dict[str, str]]:
         # the task's files are missing
         trivial = "–"
     if by == "mse":
-        return [{"configuration": "always the mean", f"test {MSE}": trivial}]
+        return [{"configuration": "always the mean", f"test {TITLES[by]}": trivial}]
     return [
         {"configuration": "always the most frequent answer", "test accuracy": trivial},
         {"configuration": "chance", "test accuracy": format(task.chance, FORMATS[by])},
     ]
 
 
-def _comparisons(comparisons: Sequence[Comparison]) -> Table | None:
+def _comparisons(comparisons: Sequence[Comparison]) -> Table:
     """Return a table of configurations beside their baselines, regressions first."""
-    if not comparisons:
-        return None
     rows = [
-        [
-            comparison.label,
-            format_mean_and_spread(comparison.scores, FORMATS[comparison.metric]),
-            format_mean_and_spread(comparison.baseline, FORMATS[comparison.metric]),
-            f"{comparison.spread:.2g}",
-            comparison.metric,
-            comparison.verdict,
-        ]
-        for comparison in sorted(comparisons, key=lambda comparison: comparison.verdict != "regression")
+        {
+            "configuration": found.label,
+            "score": format_mean_and_spread(found.scores, FORMATS[found.metric]),
+            "baseline": format_mean_and_spread(found.baseline, FORMATS[found.metric]),
+            "spread": f"{found.spread:.2g}",
+            "metric": found.metric,
+            "verdict": found.verdict,
+        }
+        for found in sorted(comparisons, key=lambda found: found.verdict != "regression")
     ]
-    return Table(["configuration", "score", "baseline", "spread", "metric", "verdict"], rows, range(1, 4))
+    return Table.of(rows, range(1, 4))
 
 
-def _perplexities(arms: Sequence[Arm]) -> Table | None:
+def _perplexities(arms: Sequence[Arm]) -> Table:
     """Return a table of the perplexities that `linrec eval` found; most lengths are left out."""
-    head = ["folder", "configuration", "text", "window", "per token", "per word", "per byte", "bits/byte"]
     rows = []
-    evaluated = [(arm.label, run) for arm in arms for run in arm.runs if "perplexity" in run.extra]
-    for label, run in evaluated:
+    for label, run in [(arm.label, run) for arm in arms for run in arm.runs if "perplexity" in run.extra]:
         found = run.extra["perplexity"]
         split = f", {found['split']}" if found.get("split") else ""
         windows = [score["length"] for score in found["scores"] if score["length"] is not None]
         shown = {found["trained_length"], max(windows, default=None), None}
         rows += [
-            [
-                run.path.name or str(run.path),
-                label,
-                f"{Path(found['data']).name}{split}",
-                "carried" if score["length"] is None else f"{score['length']:,}",
-                *("–" if score[name] is None else f"{score[name]:,.3f}" for name in UNITS),
-            ]
+            {
+                "folder": run.path.name or str(run.path),
+                "configuration": label,
+                "text": f"{Path(found['data']).name}{split}",
+                "window": "carried" if score["length"] is None else f"{score['length']:,}",
+                **{title: "–" if score[of] is None else f"{score[of]:,.3f}" for title, of in UNITS.items()},
+            }
             for score in found["scores"]
             if score["length"] in shown
         ]
-    return Table(head, rows, range(3, len(head))) if rows else None
+    return Table.of(rows, range(3, 8))
 
 
-def _settings(arms: Sequence[Arm]) -> Table | None:
-    if len(arms) < 2:
-        return None
-    rows = [[name, *(str(arm.settings[name]) for arm in arms)] for name in arms[0].settings]
-    return Table(["setting", *(arm.label for arm in arms)], rows)
+def _settings(arms: Sequence[Arm]) -> Table:
+    rows = [
+        {"setting": name, **{arm.label: str(arm.settings[name]) for arm in arms}} for name in arms[0].settings
+    ]
+    return Table.of(rows, range(0))
 
 
 def _runs(arms: Sequence[Arm]) -> Table:
-    head = ["folder", "seed", "test", "validation", "steps", "minutes", "configuration", "device", "commit"]
     rows = []
     for label, run in [(arm.label, run) for arm in arms for run in arm.runs]:
-        result = run.result
+        result, by = run.result, judged_by(run.config.task)
         logged = [record for record in run.metrics if record["split"] == "validation"]
         step = max((record["step"] for record in run.metrics), default=0)
-        commit = (run.about.get("commit") or "–")[:10] + (" + changes" if run.about.get("dirty") else "")
-        rows.append(
-            [
-                run.path.name or str(run.path),
-                str(run.config.loop.seed),
-                _score(run, result["test"] if result else {}),
-                _score(run, result["validation"] if result else logged[-1] if logged else {}),
-                f"{result['steps'] if result else step:,}",
-                f"{result['seconds'] / 60:.1f}" if result else "–",
-                label,
-                run.about.get("device", {}).get("name", "–"),
-                commit,
-            ]
-        )
-    return Table(head, rows, range(1, 6))
+        rows.append({
+            "folder": run.path.name or str(run.path),
+            "seed": str(run.config.loop.seed),
+            "test": _score(by, result["test"] if result else {}),
+            "validation": _score(by, result["validation"] if result else logged[-1] if logged else {}),
+            "steps": f"{result['steps'] if result else step:,}",
+            "minutes": f"{result['seconds'] / 60:.1f}" if result else "–",
+            "configuration": label,
+            "device": run.about.get("device", {}).get("name", "–"),
+            "commit": (run.about.get("commit") or "–")[:10] + " + changes" * bool(run.about.get("dirty")),
+        })  # fmt: skip
+    return Table.of(rows, range(1, 6))
 
 
-def _score(run: Run, scores: Mapping[str, Any]) -> str:
+def _score(metric: str, scores: Mapping[str, Any]) -> str:
     """Return the accuracy of a split, its loss for other metrics, or a dash without either."""
-    by = judged_by(run.config.task)
-    name = "accuracy" if by == "accuracy" else "loss"
+    name = "accuracy" if metric == "accuracy" else "loss"
     if name not in scores:
         return "–"
-    if by == "mse":
+    if metric == "mse":
         return f"{scores[name]:.4g}"
     return f"{scores[name]:.4f}" + (" nats" if name == "loss" else "")
-
-
-def _duration(results: Sequence[dict[str, Any]]) -> str:
-    if not results:
-        return "–"
-    seconds = mean_and_spread([result["seconds"] for result in results]).mean
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

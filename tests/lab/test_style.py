@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from linrec.lab.report.scores import format_mean_and_spread, mean_and_spread
+from linrec.lab.style import format_mean_and_spread, mean_and_spread
 
 
 @pytest.mark.parametrize(

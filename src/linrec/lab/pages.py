@@ -7,15 +7,17 @@ plain text, and local paths lose their folders: templates escape every value, an
 import base64
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 import linrec
 from linrec.errors import printable
+from linrec.lab import style
 
 # absolute paths: in quotes, where a name may have spaces, and elsewhere. A slash after a letter is a ratio or
 # a relative path, and two slashes after a colon are an address.
@@ -39,12 +41,38 @@ class Picture(NamedTuple):
         return Markup(base64.b64encode(self.path.read_bytes()).decode("ascii"))
 
 
+class Drawing(NamedTuple):
+    """A figure with the name of its file, without suffix, its heading and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure | None
+
+
+def save_pictures(drawings: Iterable[Drawing], folder: Path) -> list[Picture]:
+    """Write drawings to a folder, without those that have no figure."""
+    return [
+        Picture(style.save(figure, folder / f"{name}.png"), title, caption)
+        for name, title, caption, figure in drawings
+        if figure is not None
+    ]
+
+
 class Table(NamedTuple):
-    """A table of plain text; the columns `numbers` are aligned to the right."""
+    """A table of plain text; the columns `numbers` are aligned to the right, by default all but the first."""
 
     head: Sequence[str]
-    rows: Iterable[Sequence[str]]
-    numbers: range = range(0)
+    rows: Sequence[Sequence[str]]
+    numbers: range
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str]], numbers: range | None = None) -> "Table":
+        """Return a table of rows by heading, some of which may lack columns."""
+        rows = list(rows)
+        head = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[row.get(name, "") for name in head] for row in rows]
+        return cls(head, cells, range(1, len(head)) if numbers is None else numbers)
 
 
 def render(template: str, **values: Any) -> str:
@@ -78,7 +106,7 @@ def _name(path: re.Match[str]) -> str:
 @functools.cache
 def _templates() -> Environment:
     made = Environment(
-        loader=PackageLoader("linrec.lab.report"),
+        loader=PackageLoader("linrec.lab"),
         autoescape=True,
         # macros return markup
         finalize=lambda value: value if isinstance(value, Markup) else plain(value),

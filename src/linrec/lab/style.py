@@ -1,0 +1,219 @@
+"""How results look: scores with their mean and spread over seeds, and pictures.
+
+Pictures have one size and legible letters, and colours that colour-blind readers tell apart.
+"""
+
+import math
+import statistics
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from linrec.files import replacing
+
+FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3f"}
+"""How scores are written, mean and spread alike, by metric; "loss" is in nats."""
+
+
+TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
+
+
+LineStyle: TypeAlias = Literal["-", ":", "--"]
+Dashes: TypeAlias = tuple[int, tuple[int, ...]]
+Marker: TypeAlias = Literal["", "o", "s"]
+
+# Okabe and Ito's palette without its yellow, which is too light for lines on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+GREY = "#767676"
+DASHED: Dashes = (0, (5, 3))
+# a narrow picture stays legible when a phone shows it at the width of its screen
+WIDTH_INCHES = 5.6
+LETTERS = 10
+# at this resolution each step of a sequence of 1,024 has a pixel of its own
+DOTS_PER_INCH = 300
+
+
+def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return the score of a result and the name of its split: the test split, or validation without that.
+
+    None stands for a score that is missing or null. `metric` is that of `linrec.lab.tasks.judged_by`.
+    """
+    split = next((name for name in ("test", "validation") if result.get(name)), None)
+    if split is None:
+        return None
+    score = score_in(metric, result[split])
+    return None if score is None else (score, split)
+
+
+def score_in(metric: str, scores: Mapping[str, Any]) -> float | None:
+    """Return the score of a split, or None if it is missing or null."""
+    score: float | None = scores.get("accuracy" if metric == "accuracy" else "loss")
+    # the exponential of more overflows
+    return math.exp(min(score, 700)) if metric == "perplexity" and score is not None else score
+
+
+def better(metric: str, score: float, other: float) -> bool:
+    """Return whether a score is better than another; higher accuracies and lower errors are better."""
+    return score > other if metric == "accuracy" else score < other
+
+
+class MeanAndSpread(NamedTuple):
+    """The mean, and the standard deviation of a sample with n - 1, which is None for a single seed."""
+
+    mean: float
+    spread: float | None
+
+
+def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
+    """Return mean and standard deviation of at least one value."""
+    if not all(map(math.isfinite, values)):
+        # `fmean` and `stdev` raise for some of these
+        return MeanAndSpread(sum(values) / len(values), None if len(values) == 1 else math.nan)
+    return MeanAndSpread(statistics.fmean(values), None if len(values) == 1 else statistics.stdev(values))
+
+
+def format_mean_and_spread(values: Sequence[float], mean_format: str = ",.3f") -> str:
+    """Return "mean ± standard deviation", "mean (1 seed)", or a dash for no value."""
+    if not values:
+        return "–"
+    mean, spread = mean_and_spread(values)
+    written = format(mean, mean_format)
+    if spread is None:
+        return f"{written} (1 seed)"
+    return f"{written} ± {format(spread, mean_format)}"
+
+
+def colour(index: int) -> str:
+    """Return the colour of arm number `index`; after seven arms they repeat."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def dashes(index: int) -> LineStyle:
+    """Return the line of arm number `index`, which tells apart the arms of one colour."""
+    return "-" if index < len(COLOURS) else "--"
+
+
+def point(index: int) -> Marker:
+    """Return the point of arm number `index`, which tells apart the arms of one colour."""
+    return "o" if index < len(COLOURS) else "s"
+
+
+def make_figure(height: float) -> Figure:
+    """Return an empty figure of the common width and of `height` inches, outside pyplot's global state."""
+    return Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def stack(n: int, *, height: float, sharex: bool = False) -> tuple[Figure, list[Axes]]:
+    """Return a figure of n panels below each other, for narrow screens, each `height` inches high."""
+    figure = make_figure(height * n)
+    return figure, list(figure.subplots(n, 1, squeeze=False, sharex=sharex)[:, 0])
+
+
+def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
+    """Label the axes, and leave out the lines that tell nothing."""
+    axes.set_xlabel(x, fontsize=LETTERS)
+    axes.set_ylabel(y, fontsize=LETTERS)
+    axes.tick_params(labelsize=LETTERS - 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def interpolated(
+    curves: Iterable[Sequence[tuple[float, float | None]]],
+) -> tuple[list[float], list[list[float]]]:
+    """Return the steps that all curves have, and the values of each curve at these steps.
+
+    Curves have points (step, value) in order; values between are interpolated linearly. Values that are None
+    or not finite, and curves without values, are left out.
+    """
+    finite = ([(x, y) for x, y in curve if y is not None and math.isfinite(y)] for curve in curves)
+    series = [np.array(curve, dtype=float).T for curve in finite if curve]
+    if not series:
+        return [], []
+    first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
+
+
+def draw_mean_and_range(
+    axes: Axes,
+    x: Sequence[float],
+    columns: Iterable[Sequence[float]],
+    *,
+    colour: str,
+    label: str = "",
+    style: LineStyle = "-",
+    marker: Marker = "",
+) -> None:
+    """Draw the mean of the values at each `x` as a line, and their lowest to highest as a band."""
+    columns = list(columns)
+    means = [mean_and_spread(column).mean for column in columns]
+    axes.plot(x, means, style, marker=marker, color=colour, linewidth=1.6, label=label)
+    if any(len(column) > 1 for column in columns):
+        lowest, highest = [min(column) for column in columns], [max(column) for column in columns]
+        axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+
+
+def mark_level(axes: Axes, level: float, name: str = "", *, line: LineStyle | Dashes = DASHED) -> None:
+    """Draw a line across the axes, with a name above its right end."""
+    axes.axhline(level, color=GREY, linestyle=line, linewidth=1)
+    if name:
+        axes.annotate(
+            name,
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            color=GREY,
+            fontsize=LETTERS - 1,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            # below the curves
+            zorder=1,
+        )
+
+
+def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Put a legend above the axes, as wide as the picture; longer labels break at spaces."""
+    canvas = FigureCanvasAgg(figure)
+    for n_columns in range(min(4, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
+        )
+        texts = legend.get_texts()
+        for text in texts:
+            # a dollar sign in a name begins no formula
+            text.set_parse_math(False)
+        wide = legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
+        if wide <= 1:
+            break
+        if n_columns == 1:
+            longest = int(max(len(text.get_text()) for text in texts) / wide)
+            for text in texts:
+                text.set_text(textwrap.fill(text.get_text(), longest, break_on_hyphens=False))
+            break
+        legend.remove()
+    lines = [text.get_text().count("\n") + 1 for text in texts]
+    # matplotlib fills one column after the other
+    n_rows = -(-len(lines) // n_columns) if max(lines, default=1) == 1 else sum(lines)
+    figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the picture as PNG, whole or not at all, and return its path."""
+    with replacing(path) as partial:
+        # no software version inside: the same data makes the same file
+        figure.savefig(partial, format="png", metadata={"Software": None})
+    return path
