@@ -2,42 +2,42 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import tyro
 
-from perf.cells import CellsOptions, cells
+from perf.cells import Cells
 from perf.decoding import DecodingOptions, decoding
 from perf.engine import RefusedError
-from perf.iterations import IterationsOptions, iterations
-from perf.learners import LearnersOptions, learners
-from perf.loops import LoopsOptions, loops
-from perf.loss import LossOptions, loss
+from perf.iterations import Iterations
+from perf.learners import Learners
+from perf.loops import Loops
+from perf.loss import Loss
 from perf.matrix import MatrixOptions, StepsOptions, matrix, steps
 from perf.models import ModelsOptions, models
-from perf.nonlinear import NonlinearOptions, nonlinear
+from perf.nonlinear import Nonlinear
 from perf.ops import OpsOptions, ops
 from perf.segments import SegmentsOptions, segments
-from perf.tasks import TasksOptions, tasks
+from perf.tasks import Tasks
 from perf.training import TrainingOptions, training
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
+COMMANDS: dict[str, Any] = {
     "ops": (OpsOptions, ops),
     "matrix": (MatrixOptions, matrix),
     "steps": (StepsOptions, steps),
-    "learners": (LearnersOptions, learners),
-    "loops": (LoopsOptions, loops),
-    "nonlinear": (NonlinearOptions, nonlinear),
-    "cells": (CellsOptions, cells),
-    "iterations": (IterationsOptions, iterations),
-    "loss": (LossOptions, loss),
+    "learners": Learners,
+    "loops": Loops,
+    "nonlinear": Nonlinear,
+    "cells": Cells,
+    "iterations": Iterations,
+    "loss": Loss,
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
     "decoding": (DecodingOptions, decoding),
     "segments": (SegmentsOptions, segments),
-    "tasks": (TasksOptions, tasks),
+    "tasks": Tasks,
 }
 HELP = f"usage: python -m perf {{{','.join(COMMANDS)}}} ...\n\n`python -m perf COMMAND --help` says more."
 
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         print(HELP, file=sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else 2
-    options_type, run = COMMANDS[words[0]]
+    kind = COMMANDS[words[0]]
+    options_type, run = kind if isinstance(kind, tuple) else (kind, kind.run)
     try:
         options = tyro.cli(options_type, args=words[1:], prog=f"python -m perf {words[0]}")
     except SystemExit as stop:

@@ -210,11 +210,13 @@ class Calls:
         passes: the call to time, by the name of the pass.
         outputs: computes the outputs in torch's layout, for comparison.
         waits: whether the calls wait for their results, on a stream that is not torch's.
+        check: raises AssertionError if the results are wrong; None compares nothing.
     """
 
     passes: Mapping[str, Callable[[], Any]]
     outputs: Callable[[], Tensors]
     waits: bool = False
+    check: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -366,6 +368,29 @@ def by_pass(entries: Mapping[str, Mapping[str, Entry]], baseline: str) -> dict[s
         for entry in found.values():
             add_ratio(entry, found[baseline])
     return passes
+
+
+def measure_each(
+    implementations: Mapping[str, Callable[[], Calls]],
+    entry_of: Callable[[Callable[[], Any]], Entry],
+    baseline: str,
+) -> dict[str, Any]:
+    """Check and time implementations; return "passes", by pass and implementation, or "error".
+
+    Each function of `implementations` returns the calls; it raises an error if there are none, which makes
+    the entries "missing". `entry_of` times a call. Each entry has its ratio to the entry of `baseline`.
+    """
+    entries: dict[str, dict[str, Entry]] = {}
+    for name, prepare in implementations.items():
+        try:
+            calls = prepare()
+        except Exception as error:
+            entries[name] = {one: {"missing": why(error)} for one in PASSES}
+            continue
+        if calls.check is not None and (wrong := failure(calls.check)):
+            return {"error": f"{name}: {wrong}"}
+        entries[name] = {one: attempt(partial(entry_of, call)) for one, call in calls.passes.items()}
+    return {"passes": by_pass(entries, baseline)}
 
 
 def measure_peer(

@@ -1,14 +1,13 @@
 """`python -m perf iterations`: Newton's iterations on the layers of trained models."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
-from rich.console import Console
 
 from linrec.errors import RunFolderError
 from linrec.lab.train import load_run
@@ -17,44 +16,50 @@ from linrec.lab.train.run import Run
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError
-from perf.engine import Options, RefusedError, Report
+from perf.command import Command, Record
+from perf.engine import RefusedError
 from perf.nonlinear import MAX_ITERATIONS, NEWTON, NEWTON_STATE, QUASI, run_as
-from perf.table import show_table
+from perf.table import Part, Table
+from perf.timing import Bench
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterationsOptions(Options):
+class Iterations(Command):
     """Newton's iterations that a trained model needs, with its initial and its trained weights.
 
     Args:
         runs: run folders of sequence classifiers with mixers on nonlinear_scan.
         samples: number of validation samples.
-        out: folder for DEVICE.json.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     samples: int = 16
-    out: Path = Path("results/iterations")
 
+    key = "runs"
 
-def iterations(options: IterationsOptions, command: str) -> int:
-    """Count the iterations, write and print the results; return the exit status."""
-    report = Report(options, command, samples=options.samples)
+    def chosen(self) -> Mapping[str, Path]:
+        return {str(folder): folder for folder in self.runs}
 
-    def measure(folder: Path) -> dict[str, Any]:
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        return bench, {"samples": self.samples}
+
+    def measure(self, bench: Bench, row: Path) -> Record:
         try:
-            run = load_run(folder)
-            counts = count_iterations(run, report.device, options.samples)
+            run = load_run(row)
+            counts = count_iterations(run, bench.device, self.samples)
         except (RunFolderError, ValueError) as error:
             raise RefusedError(error) from error
         mixer = run.config.model.mixer
-        return {"run": str(folder), "task": run.config.name, "mixer": mixer, "counts": counts}
+        return {"run": str(row), "task": run.config.name, "mixer": mixer, "counts": counts}
 
-    report.measure({str(folder): folder for folder in options.runs}, measure, key="runs")
-    return report.finish(show)
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        names = ("task", "mixer", "weights", "layer", "mode", "iterations")
+        counts = [{**run, **count} for run in results["runs"] for count in run["counts"]]
+        yield Table("", [(name, f"{{{name}}}") for name in names], counts, left=5, wrap=names)
 
 
-def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, Any]]:
+def count_iterations(run: Run, device: torch.device, n: int) -> list[Record]:
     """Return iterations of n validation samples with initial and trained weights, by layer and mode."""
     config = run.config.model
     if not isinstance(config, SequenceClassifierConfig):
@@ -65,7 +70,7 @@ def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, A
     seed_all(run.config.loop.seed)
     found = []
     for weights, model in ("start", SequenceClassifier(config)), ("end", run.classifier()):
-        counts: list[dict[str, Any]] = []
+        counts: list[Record] = []
         with torch.no_grad(), counting(counts):
             model.eval().to(device)(inputs, lengths=lengths, dt=dt)
         found += [{"weights": weights, **count} for count in counts]
@@ -73,7 +78,7 @@ def count_iterations(run: Run, device: torch.device, n: int) -> list[dict[str, A
 
 
 @contextmanager
-def counting(counts: list[dict[str, Any]]) -> Iterator[None]:
+def counting(counts: list[Record]) -> Iterator[None]:
     """Add the iterations of every call of `nonlinear_scan` within the context to `counts`."""
     layers = 0
 
@@ -81,7 +86,7 @@ def counting(counts: list[dict[str, Any]]) -> Iterator[None]:
         nonlocal layers
         if call.operator is OPERATOR:
             for mode in (NEWTON, QUASI):
-                counts.append({"layer": layers, "mode": mode, **_counted(call, mode)})
+                counts.append({"layer": layers, "mode": mode, **counted(call, mode)})
             layers += 1
         return proceed()
 
@@ -89,7 +94,8 @@ def counting(counts: list[dict[str, Any]]) -> Iterator[None]:
         yield
 
 
-def _counted(call: Call, mode: str) -> dict[str, Any]:
+def counted(call: Call, mode: str) -> Record:
+    """Return the iterations of a call in a mode, or "missing"."""
     x, state = call.inputs.x, call.inputs.state
     size = (x if state is None else state).shape[-1]
     sizes = {"steps": x.shape[1], "state": size}
@@ -103,15 +109,3 @@ def _counted(call: Call, mode: str) -> dict[str, Any]:
     except ConvergenceError:
         return sizes | {"missing": f"no convergence in {MAX_ITERATIONS}"}
     return sizes | {"iterations": int(report.iterations)}
-
-
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the iterations."""
-    lines = []
-    for run in results["runs"]:
-        for count in run["counts"]:
-            found = str(count["iterations"]) if "iterations" in count else count["missing"]
-            place = [run["task"], str(run["mixer"]), count["weights"], str(count["layer"])]
-            lines.append([*place, count["mode"], found])
-    headings = ("task", "mixer", "weights", "layer", "mode", "iterations")
-    show_table(console, "", headings, lines, left=5, wrap=headings)

@@ -14,7 +14,7 @@ from perf.engine import PASSES, Entry, Implementation, RefusedError, Report, Row
 from perf.lines import ABOUT, CPU_LINES, CUDA_LINES, SLOW, measure_line
 from perf.operations import OPERATIONS, case_of, make
 from perf.peers import PEERS
-from perf.table import draw_panels, number, passes_of, ratio, show_errors, show_missing, show_table, yes
+from perf.table import draw_panels, number, old_passes_of, ratio, show_errors, show_missing, show_table, yes
 from perf.timing import Bench, keep_freed_memory
 
 PEER_PACKAGES = ("flash-linear-attention", "fla-core", "accelerated-scan", "mamba-ssm", "jax", "jaxlib")
@@ -183,7 +183,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
     if rows:
         title = f"milliseconds of a call, and percent of the rate of {results['yardstick']}"
         headings = ("row", "pass", "ms", "20%-80%", "%", "asked", "called")
-        show_table(console, title, headings, passes_of(rows, speed), left=2)
+        show_table(console, title, headings, old_passes_of(rows, speed), left=2)
         names = list(rows[0]["passes"][PASSES[0]]["peers"])
         for start in range(0, len(names), PEERS_PER_TABLE):
             show_ratios(console, rows, names[start : start + PEERS_PER_TABLE], ".3g")
@@ -212,7 +212,7 @@ def show_ratios(
     title = "linrec's time / the peer's: below 1, linrec is faster"
     if any("asked" in entry for entry in rows[0]["passes"][PASSES[0]]["peers"].values()):
         title += "; whether as asked"
-    lines = passes_of(rows, lambda entry: [ratio(entry["peers"][peer], digits) for peer in peers])
+    lines = old_passes_of(rows, lambda entry: [ratio(entry["peers"][peer], digits) for peer in peers])
     show_table(console, title, ("row", "pass", *peers), lines, left=2)
 
 

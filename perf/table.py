@@ -1,17 +1,200 @@
 """The printer of all commands: tables for a terminal of 80 columns, and pictures."""
 
+import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from perf.engine import PASSES
 from perf.kernels import KINDS
 
 SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
+UNITS = {"": 1, "KiB": 2**10, "GiB": 2**30, "M": 1e6, "%": 0.01}
+
+Record: TypeAlias = Mapping[str, Any]
+Cell: TypeAlias = str | Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a line for each record.
+
+    Args:
+        title: a line above the table; none if it is empty.
+        columns: heading and cells of each column. A cell is a format string over the record, such as
+            "{peak_bytes:.2f GiB}" or "{ms[median]:digits}", or a function of the record. A number that the
+            record lacks is an empty cell. A record with "missing" has its reason in place of its numbers.
+        records: the records.
+        left: number of columns that are aligned to the left.
+        wrap: headings of the columns whose cells may take several lines.
+        width: greatest width of the columns on the right.
+    """
+
+    title: str
+    columns: Sequence[tuple[str, Cell]]
+    records: Sequence[Record]
+    left: int = 1
+    wrap: Sequence[str] = ()
+    width: int | None = None
+
+    def lines(self) -> Iterator[list[str]]:
+        """Yield the cells of each line."""
+        for record in self.records:
+            missing = "missing" in record
+            shown = self.columns[: self.left] if missing else self.columns
+            cells = [cell(record) if callable(cell) else _cells(cell, record) for _, cell in shown]
+            yield [*cells, record["missing"]] if missing else cells
+
+
+Part: TypeAlias = Table | str
+
+
+def print_parts(console: Console, parts: Iterable[Part]) -> None:
+    """Print tables, but for empty ones, and lines."""
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, markup=False, highlight=False)
+            continue
+        if not part.records:
+            continue
+        table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for number, (heading, _) in enumerate(part.columns):
+            table.add_column(
+                heading,
+                justify="left" if number < part.left else "right",
+                no_wrap=heading not in part.wrap and (part.width is None or number < part.left),
+                max_width=None if number < part.left else part.width,
+            )
+        for cells in part.lines():
+            table.add_row(*cells)
+        if part.title:
+            console.print(f"\n{part.title}", markup=False, highlight=False)
+        console.print(table)
+
+
+class _Formatter(string.Formatter):
+    """`str.format` with units behind the digits, with `digits` and `yes`, and without missing values."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().get_field(field_name, args, kwargs)
+        except (KeyError, TypeError):
+            return None, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return ""
+        if format_spec == "digits":
+            return number(value)
+        if format_spec == "yes":
+            return yes(value)
+        digits, _, unit = format_spec.partition(" ")
+        return format(value / UNITS[unit] if unit else value, digits)
+
+
+def _cells(text: str, record: Record) -> str:
+    return _Formatter().vformat(text, (), record)
+
+
+def number(milliseconds: float) -> str:
+    """Return three digits."""
+    return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
+
+
+def yes(met: bool) -> str:
+    """Return whether a target is met."""
+    return "yes" if met else "no"
+
+
+def ratio_to(peer: str, digits: str = ".2g") -> Callable[[Record], str]:
+    """Return a cell: linrec's time over a peer's, and whether it is as asked where a ratio is asked."""
+
+    def cell(entry: Record) -> str:
+        found = entry["peers"].get(peer, {})
+        if "ratio" not in found:
+            return "-"
+        return f"{found['ratio']:{digits}}" + ("" if found.get("asked") is None else f" {yes(found['met'])}")
+
+    return cell
+
+
+def errors(records: Iterable[Record], key: str = "error") -> Iterator[str]:
+    """Yield the errors of records, or the reasons why they are missing."""
+    return (f"{record['name']}: {record[key]}" for record in records if key in record)
+
+
+def missing_peers(measured: Sequence[Record]) -> Iterator[str]:
+    """Yield why "peers" of linrec's entries are missing, each reason once, and whose outputs differ."""
+    found = [(name, entry) for mine in measured for name, entry in mine["peers"].items()]
+    off: dict[str, float] = {}
+    for name, entry in found:
+        if "off" in entry:
+            off[name] = max(off.get(name, 0.0), entry["off"])
+    for name, most in off.items():
+        yield f"{name}: outputs differ from linrec's by up to {most:.0%} of the largest"
+    reasons = Counter((name, entry["missing"]) for name, entry in found if "missing" in entry)
+    for (name, reason), count in reasons.items():
+        yield f"{name}: {reason}" + ("" if count == len(measured) else f" ({count} of {len(measured)})")
+
+
+def passes_of(rows: Iterable[Record]) -> list[Record]:
+    """Return linrec's entry of each pass, with "pass", and with the row's "name" in its first pass."""
+    return [
+        {**entry, "name": row["name"] if one == PASSES[0] else "", "pass": SHORT[one]}
+        for row in rows
+        for one, entry in row.get("passes", {}).items()
+    ]
+
+
+def implementations_of(rows: Iterable[Record]) -> list[Record]:
+    """Return the entry of each pass and implementation, with "name", "pass" and "implementation"."""
+    return [
+        {**entry, "name": row["name"], "pass": SHORT[one], "implementation": name}
+        for row in rows
+        for one, entries in row.get("passes", {}).items()
+        for name, entry in entries.items()
+    ]
+
+
+def profiles(records: Iterable[Record], *heading: str) -> Iterator[Table]:
+    """Yield percent of the device's time by kind of kernel, for the records with a profile.
+
+    `heading` are the keys of the values that head a record's column.
+    """
+    records = [record for record in records if "kinds" in record.get("profile", {})]
+    lines: list[Record] = [{"kind": kind} for kind in (*KINDS, "idle")]
+    columns: list[tuple[str, Cell]] = [("", "{kind}")]
+    for record in records:
+        shares = {kind: part["share"] for kind, part in record["profile"]["kinds"].items()}
+        shares["idle"] = record["profile"]["idle"]
+        name = "\n".join(str(record[key]) for key in heading)
+        columns.append((name, partial(_share_of_kind, shares)))
+    if records:
+        title = "percent of the device's time in steps"
+        yield Table(title, columns, lines, wrap=[name for name, _ in columns])
+
+
+def _share_of_kind(shares: Mapping[str, float], line: Record) -> str:
+    return f"{100 * shares[line['kind']]:.1f}"
+
+
+def reasons(records: Iterable[Record], *keys: str) -> Iterator[str]:
+    """Yield why records, their profiles and their peers are missing; the values of `keys` name a record."""
+    for record in records:
+        name = ", ".join(str(record[key]) for key in keys)
+        peer = f"{name}, flash-linear-attention"
+        for of, part in ((name, record), (name, record.get("profile", {})), (peer, record.get("fla", {}))):
+            if "missing" in part:
+                yield f"{of}: {part['missing']}"
+
+
+# LEGACY
 
 
 def show_table(
@@ -35,7 +218,7 @@ def show_table(
         wrap: headings of the columns whose cells may take several lines.
         width: greatest width of the columns on the right.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, heading in enumerate(headings):
         table.add_column(
             heading,
@@ -81,7 +264,9 @@ def show_missing(console: Console, measured: Sequence[Mapping[str, Any]]) -> Non
         show_lines(console, [f"{name}: {reason}{share}"])
 
 
-def passes_of(rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]) -> list[list[str]]:
+def old_passes_of(
+    rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]
+) -> list[list[str]]:
     """Return the lines of a table with one line for each pass, and the row's name in its first line."""
     return [
         [row["name"] if name == PASSES[0] else "", SHORT[name], *cells(entry)]
@@ -90,7 +275,7 @@ def passes_of(rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence
     ]
 
 
-def implementations_of(
+def old_implementations_of(
     rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]
 ) -> list[list[str]]:
     """Return the lines of a table with one line for each pass and implementation."""
@@ -126,11 +311,6 @@ def show_reasons(console: Console, records: Iterable[Mapping[str, Any]], *keys: 
         show_lines(console, (f"{of}: {part['missing']}" for of, part in parts if "missing" in part))
 
 
-def number(milliseconds: float) -> str:
-    """Return three digits."""
-    return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
-
-
 def gib(n_bytes: int | None, digits: str = ".2f", otherwise: str = "") -> str:
     """Return bytes in GiB."""
     return otherwise if n_bytes is None else f"{n_bytes / 2**30:{digits}}"
@@ -141,11 +321,6 @@ def ratio(entry: Mapping[str, Any], digits: str = ".2g") -> str:
     if "ratio" not in entry:
         return "-"
     return f"{entry['ratio']:{digits}}" + ("" if entry.get("asked") is None else f" {yes(entry['met'])}")
-
-
-def yes(met: bool) -> str:
-    """Return whether a target is met."""
-    return "yes" if met else "no"
 
 
 def draw_panels(

@@ -7,7 +7,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,12 +82,14 @@ class Bench:
         windows: how long steps are counted.
         copy: bytes per second of a copy on the device, the yardstick of operators; None compares each call
             with an addition that moves as many bytes.
+        product: operations per second of a large matrix product, the yardstick of models.
     """
 
     device: torch.device
     budget: Budget = Budget()
     windows: Windows = Windows()
     copy: float | None = None
+    product: float = float("nan")
 
     @property
     def on_cuda(self) -> bool:
@@ -214,6 +216,12 @@ class Bench:
         left, right = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
         return 2 * size**3 / (self.measure(lambda: left @ right).median * 1e-3)
 
+    def with_product(self, dtype: torch.dtype, *, quick: bool) -> tuple["Bench", dict[str, Any]]:
+        """Return the bench with the yardstick of models, and its record."""
+        size = 64 if quick else 8192 if self.on_cuda else 1024
+        rate = self.matmul_rate(dtype, size)
+        return replace(self, product=rate), {"size": size, "dtype": str(dtype), "rate": rate}
+
     def beside_add(
         self, function: Callable[[], Any], n_bytes: int, dtype: torch.dtype
     ) -> tuple[Timing, float]:
@@ -276,6 +284,11 @@ def keep_freed_memory() -> bool:
     m_trim_threshold, m_mmap_max = -1, -4
     library = ctypes.CDLL(None)
     return bool(library.mallopt(m_mmap_max, 0) and library.mallopt(m_trim_threshold, 2**31 - 1))
+
+
+def share(amount: float, rate: float, milliseconds: float) -> float:
+    """Return the part of a rate per second that an amount in so many milliseconds reaches."""
+    return amount / rate / milliseconds * 1e3
 
 
 def why(error: Exception) -> str:

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -290,6 +291,18 @@ def flops_per_token(model: LanguageModel, length: int) -> int:
     # the state of softmax attention is a key and a value for each step
     scores = sum(mixer.state_size for mixer in model.mixers if isinstance(mixer, Attention)) // 2
     return 6 * weights + 6 * length * scores
+
+
+def number_of_parameters(model: nn.Module) -> int:
+    """Return the number of a model's parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def as_training(loop: LoopConfig) -> Iterator[None]:
+    """Compute within the context with the loop's precision and determinism, and compile as training does."""
+    with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
+        yield
 
 
 def make_step(make: Callable[[], M], optim: OptimConfig, loop: LoopConfig) -> tuple[M, Callable[..., None]]:

@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 
 from linrec.models import LanguageModel, ModelConfig
-from perf import learners, matrix, models, ops
+from perf import matrix, models, ops
 from perf.__main__ import COMMANDS, main
+from perf.table import print_parts
 from tests.tiers import thorough, tiered
 
 ROOT = Path(__file__).parents[2]
@@ -158,13 +159,12 @@ def test_help_is_no_error(words):
     assert main([*words, "--help"]) == 0
 
 
-# endings of the names of files in results/ops and results/learners
-BY_ENDING = {
-    "-matrix": matrix.show,
-    "-heads": matrix.show_heads,
-    "-steps": matrix.show_steps,
-    "-bias": learners.show_bias,
-}
+# endings of the names of files in results/ops
+BY_ENDING = {"-matrix": matrix.show, "-heads": matrix.show_heads, "-steps": matrix.show_steps}
+
+
+def show_parts(command):
+    return lambda console, results: print_parts(console, command.show(results))
 
 
 def committed():
@@ -172,7 +172,9 @@ def committed():
         folder = path.parent.name
         # files of whole runs are no results of `perf`
         if folder in COMMANDS and "growth" not in path.stem:
-            show = importlib.import_module(f"perf.{folder}").show
+            command = COMMANDS[folder]
+            new = not isinstance(command, tuple)
+            show = show_parts(command) if new else importlib.import_module(f"perf.{folder}").show
             show = next((other for part, other in BY_ENDING.items() if part in path.stem), show)
             yield pytest.param(path, show, id=f"{folder}/{path.stem}")
 

@@ -187,10 +187,10 @@ def test_names_of_rows_are_unique_and_select_them(device):
         matrix.rows_of(device),
         matrix.step_rows_of(device),
         of_heads,
-        loops.loop_rows_of(device),
-        nonlinear.nonlinear_rows_of(device),
+        loops.Loops(device).all_rows(),
+        nonlinear.Nonlinear(device).all_rows(),
         loss.ROWS,
-        cells.cell_rows_of(["lem", "unicornn"], (), device),
+        [*cells.Cells(device).chosen().values()],
     ):
         found = engine.by_name(rows)
         assert len(found) == len(rows)
@@ -201,7 +201,7 @@ def test_names_of_rows_are_unique_and_select_them(device):
 
 
 def test_rows_of_a_gpu():
-    rows = engine.by_name(nonlinear.nonlinear_rows_of("cuda"))
+    rows = engine.by_name(nonlinear.Nonlinear("cuda").all_rows())
     assert rows["lem-n512-t100000"].batch == 1
     for name, left_out in (
         ("lem-n16-t1000", []),
@@ -209,7 +209,7 @@ def test_rows_of_a_gpu():
         ("tanh-n64-t10000", ["loop"]),
     ):
         assert [each for each in nonlinear.METHODS if nonlinear.left_out(rows[name], each)] == left_out
-    of_cells = cells.cell_rows_of(["lem", "unicornn"], (), "cuda")
+    of_cells = cells.Cells("cuda", models=("lem", "unicornn")).chosen().values()
     shapes = {(row.time, row.batch, row.size) for row in of_cells}
     assert len(of_cells) == 18 and shapes == {(1000, 50, 128), (4000, 50, 128), (17_984, 8, 128)}
     eager = {(row.model, row.gradient) for row in of_cells if not row.compiled}

@@ -1,0 +1,199 @@
+"""A command: its options, its rows, and the file and the tables of their records."""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+import torch
+from rich.console import Console
+
+from linrec.errors import unknown
+from linrec.lab.train.progress import Interrupt
+from linrec.lab.train.records import provenance
+from perf.engine import RefusedError
+from perf.table import Part, print_parts
+from perf.timing import OUT_OF_MEMORY, Bench, Budget, Windows
+
+Device: TypeAlias = Literal["cuda", "cpu"]
+Record: TypeAlias = dict[str, Any]
+R = TypeVar("R")
+
+HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Command:
+    """Base of all commands: its fields are the options, its rows are measured one after the other.
+
+    Args:
+        device: where to measure; by default on CUDA where there is one.
+        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
+        out: folder of the files, by default `results/COMMAND`.
+    """
+
+    device: Device = HERE
+    quick: bool = False
+    out: Path | None = None
+
+    # not options: the list of the records, how long calls are measured, and reasons why a record is missing
+    # that are no failure
+    key: ClassVar[str] = "rows"
+    budget: ClassVar[Budget] = Budget()
+    windows: ClassVar[Windows] = Windows()
+    expected: ClassVar[tuple[str, ...]] = (OUT_OF_MEMORY,)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the files in `results`."""
+        return type(self).__name__.lower()
+
+    @property
+    def suffix(self) -> str:
+        """Follows the device in the file's name."""
+        return ""
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Packages whose versions are recorded if they are installed."""
+        return ()
+
+    def chosen(self) -> Mapping[str, Any]:
+        """Return the rows to measure by name, or raise RefusedError for wrong options."""
+        raise NotImplementedError
+
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        """Return the bench with its yardsticks, and the fields of the results beside the records."""
+        return bench, {}
+
+    def measure(self, bench: Bench, row: Any) -> Record:
+        """Measure a row; a record with "error" or "missing" has no numbers."""
+        raise NotImplementedError
+
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        """Yield the tables of the results, and the lines below them."""
+        raise NotImplementedError
+
+    def run(self, line: str) -> int:
+        """Measure the rows, write and print the results; return the exit status."""
+        rows = self.chosen()
+        bench, fields = self.about(self.bench())
+        report = Report(self, line, **fields)
+        report.measure(rows, partial(self.measure, bench), self.key)
+        return report.finish()
+
+    def bench(self) -> Bench:
+        """Return the device and the times of its measurements; `quick` takes the shortest."""
+        if self.quick:
+            return Bench(torch.device(self.device), Budget(1, 5), Windows(2, 0.0))
+        return Bench(torch.device(self.device), self.budget, self.windows)
+
+
+@dataclass(frozen=True)
+class RowCommand(Command):
+    """Base of the commands whose rows have names of their own.
+
+    Args:
+        rows: names of the rows to measure, all by default; an unknown name lists them.
+    """
+
+    rows: tuple[str, ...] = ()
+
+    def all_rows(self) -> Iterable[Any]:
+        """Return the rows of the device; with `quick`, the same kinds of rows at a meaningless size."""
+        raise NotImplementedError
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the rows of the names, all if there are no names."""
+        return selected(self.rows, by_name(self.all_rows()))
+
+
+class Report:
+    """The results of one call of a command, written to a file after each measurement."""
+
+    def __init__(self, command: Command, line: str, **fields: Any) -> None:
+        self.command = command
+        about = provenance(torch.device(command.device))
+        for package in command.packages:
+            try:
+                about["versions"][package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+        self.results: Record = {"command": line, **about, **fields}
+        device = re.sub("[^a-z0-9]+", "-", about["device"]["name"].lower()).strip("-")
+        folder = command.out or Path("results", command.folder)
+        self.path = folder / f"{device}{command.suffix}.json"
+        self.stopped = False
+
+    def measure(self, rows: Mapping[str, R], measurement: Callable[[R], Record], key: str = "rows") -> None:
+        """Append the record of each row to the list `key`; an interrupt leaves out the rest."""
+        records = self.results.setdefault(key, [])
+        with Interrupt(lambda: say("no more after this: stopped")) as interrupt:
+            for name, row in rows.items():
+                if interrupt.requested:
+                    break
+                say(name)
+                records.append(measurement(row))
+                self.write()
+                if self.command.device == "cuda":
+                    torch.cuda.empty_cache()
+        self.stopped |= interrupt.requested
+
+    def write(self) -> None:
+        """Write the results as JSON, in a folder that is made if need be."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.results, indent=2) + "\n")
+
+    def finish(self) -> int:
+        """Print the results at 80 columns; return 1 if a record failed or the command was interrupted."""
+        console = Console(width=min(Console().width, 80))
+        print_parts(console, self.command.show(self.results))
+        print(f"\nwrote {self.path}")
+        lists = (self.results.get(key, ()) for key in ("rows", "lines", "models", "points"))
+        records = [record for records in lists for record in records]
+        records += [record["profile"] for record in records if "profile" in record]
+        fine = (None, *self.command.expected)
+        failed = any("error" in record or record.get("missing") not in fine for record in records)
+        return int(failed or self.stopped)
+
+
+def say(text: str) -> None:
+    """Tell on standard error that a measurement starts."""
+    print(f"measuring {text}", file=sys.stderr, flush=True)
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise RefusedError, with the nearest name, for the first name that is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise RefusedError(unknown(kind, name, known))
+
+
+def check_profile(command: Any) -> None:
+    """Raise RefusedError for a profile on the CPU."""
+    if command.profile and command.device != "cuda":
+        raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
+
+
+def selected(names: Sequence[str], rows: Mapping[str, R]) -> dict[str, R]:
+    """Return the rows of these names, all if there are no names."""
+    check_names("row", names, rows)
+    return {name: row for name, row in rows.items() if name in (names or rows)}
+
+
+def by_name(rows: Iterable[Any]) -> dict[str, Any]:
+    """Return rows by their names."""
+    return {row.name: row for row in rows}
+
+
+def head_of(row: Any) -> Record:
+    """Return the head of a row's record: its name and its fields."""
+    return {"name": row.name, **dataclasses.asdict(row)}
