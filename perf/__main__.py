@@ -15,18 +15,18 @@ from perf.iterations import Iterations
 from perf.learners import Learners
 from perf.loops import Loops
 from perf.loss import Loss
-from perf.matrix import MatrixOptions, StepsOptions, matrix, steps
+from perf.matrix import Matrix, Steps
 from perf.models import ModelsOptions, models
 from perf.nonlinear import Nonlinear
-from perf.ops import OpsOptions, ops
+from perf.ops import Ops
 from perf.segments import SegmentsOptions, segments
 from perf.tasks import Tasks
 from perf.training import TrainingOptions, training
 
 COMMANDS: dict[str, Any] = {
-    "ops": (OpsOptions, ops),
-    "matrix": (MatrixOptions, matrix),
-    "steps": (StepsOptions, steps),
+    "ops": Ops,
+    "matrix": Matrix,
+    "steps": Steps,
     "learners": Learners,
     "loops": Loops,
     "nonlinear": Nonlinear,

@@ -81,12 +81,16 @@ class Command:
         """Yield the tables of the results, and the lines below them."""
         raise NotImplementedError
 
+    def draw(self, results: Record, path: Path) -> Path | None:
+        """Draw the results if the command has a picture, and return its path."""
+        return None
+
     def run(self, line: str) -> int:
         """Measure the rows, write and print the results; return the exit status."""
         rows = self.chosen()
         bench, fields = self.about(self.bench())
         report = Report(self, line, **fields)
-        report.measure(rows, partial(self.measure, bench), self.key)
+        report.measure(rows, partial(self.measure, bench))
         return report.finish()
 
     def bench(self) -> Bench:
@@ -126,21 +130,22 @@ class Report:
                 about["versions"][package] = metadata.version(package)
             except metadata.PackageNotFoundError:
                 continue
-        self.results: Record = {"command": line, **about, **fields}
+        self.results: Record = {"command": line, **about, **fields, command.key: []}
         device = re.sub("[^a-z0-9]+", "-", about["device"]["name"].lower()).strip("-")
         folder = command.out or Path("results", command.folder)
         self.path = folder / f"{device}{command.suffix}.json"
         self.stopped = False
 
-    def measure(self, rows: Mapping[str, R], measurement: Callable[[R], Record], key: str = "rows") -> None:
-        """Append the record of each row to the list `key`; an interrupt leaves out the rest."""
-        records = self.results.setdefault(key, [])
+    def measure(self, rows: Mapping[str, R], measurement: Callable[[R], Record]) -> None:
+        """Append the record of each row to its list, the command's by default; an interrupt ends it early."""
         with Interrupt(lambda: say("no more after this: stopped")) as interrupt:
             for name, row in rows.items():
                 if interrupt.requested:
                     break
                 say(name)
-                records.append(measurement(row))
+                # the command's list, but for rows of another one
+                key = getattr(row, "key", self.command.key)
+                self.results.setdefault(key, []).append(measurement(row))
                 self.write()
                 if self.command.device == "cuda":
                     torch.cuda.empty_cache()
@@ -156,6 +161,8 @@ class Report:
         console = Console(width=min(Console().width, 80))
         print_parts(console, self.command.show(self.results))
         print(f"\nwrote {self.path}")
+        if picture := self.command.draw(self.results, self.path.with_suffix(".png")):
+            print(f"wrote {picture}")
         lists = (self.results.get(key, ()) for key in ("rows", "lines", "models", "points"))
         records = [record for records in lists for record in records]
         records += [record["profile"] for record in records if "profile" in record]

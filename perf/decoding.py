@@ -20,7 +20,6 @@ from linrec.ops.attention import AttentionCache
 from linrec.trees import leaves
 from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile
 from perf.kernels import profile_of
-from perf.ops import with_yardstick
 from perf.sizes import FLA_PACKAGES, QUICK, Model, Size, fla_model, sized
 from perf.table import show_profiles, show_reasons, show_table
 from perf.timing import Bench, Windows
@@ -70,7 +69,7 @@ def decoding(options: DecodingOptions, command: str) -> int:
     except ValueError as error:
         raise RefusedError(error) from error
     bench, length = bench_of(options, windows=Windows(seconds=0.2)), 4 if options.quick else options.length
-    bench, fields = with_yardstick(bench, quick=options.quick)
+    bench, fields = bench.with_copy(quick=options.quick)
     report = Report(
         options,
         command,

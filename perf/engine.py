@@ -28,7 +28,7 @@ from torch import Tensor
 from linrec.errors import unknown
 from linrec.lab.train.records import provenance
 from linrec.testing import assert_agree
-from perf.timing import Bench, Budget, Windows, why
+from perf.timing import Bench, Budget, UnsuitedError, Windows, share, why
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -229,6 +229,8 @@ class Implementation:
         module: the module that it needs.
         prepare: returns the calls from the arguments of a `Case`. It converts the inputs to the layout that
             the implementation takes, before the clock starts.
+        operations: the operations that it has; empty for all.
+        device: the only type of device that it is measured on, if there is one.
         same: whether it computes what linrec computes; softmax attention does not.
     """
 
@@ -236,6 +238,8 @@ class Implementation:
     about: str
     module: str
     prepare: Callable[..., Calls]
+    operations: tuple[str, ...] = ()
+    device: str | None = None
     same: bool = True
 
     @property
@@ -243,13 +247,22 @@ class Implementation:
         """Whether its module can be found; it may still fail."""
         return importlib.util.find_spec(self.module) is not None
 
+    def calls(self, operation: str, inputs: Tensors, *more: Tensor) -> Calls:
+        """Return the calls, or raise UnsuitedError for an operation or a device that it lacks."""
+        if self.operations and operation not in self.operations:
+            raise UnsuitedError(f"has no {operation}")
+        if self.device is not None and inputs[0].device.type != self.device:
+            where = "runs on CUDA" if self.device == "cuda" else "is measured on the CPU"
+            raise UnsuitedError(f"{where} alone")
+        return self.prepare(operation, inputs, *more)
+
 
 @dataclass(frozen=True)
 class Case:
     """linrec's part of a row.
 
     Args:
-        arguments: the arguments of `Implementation.prepare`.
+        arguments: the arguments of `Implementation.prepare`: the operation's name, its inputs, and more.
         calls: linrec's calls.
         check: raises AssertionError if linrec's result is wrong.
         n_bytes: the fewest bytes that each pass reads and writes, to compare it with a yardstick.
@@ -350,7 +363,7 @@ def beside_yardstick(bench: Bench, call: Callable[[], Any], n_bytes: int, dtype:
         entry = {"ms": ms, "called_ms": ms}
     else:
         entry, rate = launched(bench, call), bench.copy
-    percent = 100 * n_bytes / (entry["ms"]["median"] * 1e-3) / rate
+    percent = 100 * share(n_bytes, rate, entry["ms"]["median"])
     return entry | {"bytes": n_bytes, "rate": rate, "percent": percent}
 
 
@@ -404,7 +417,7 @@ def measure_peer(
     if not peer.installed:
         return everywhere("not installed")
     try:
-        calls = peer.prepare(*case.arguments)
+        calls = peer.calls(*case.arguments)
         off = max(map(difference, calls.outputs(), outputs)) if peer.same else 0.0
     except Exception as error:
         return everywhere(why(error))

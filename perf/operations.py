@@ -80,13 +80,14 @@ def make(row: Row, device: torch.device) -> tuple[Tensors, Tensor]:
     return inputs, normal(tuple(inputs[-1].shape), dtype, random)
 
 
-def case_of(operation: str, inputs: Tensors, dy: Tensor) -> Case:
-    """Return linrec's part of a measurement."""
-    found = OPERATIONS[operation]
+def case_of(row: Row, device: torch.device) -> Case:
+    """Return linrec's part of a row."""
+    inputs, dy = make(row, device)
+    found = OPERATIONS[row.operation]
     return Case(
-        arguments=(operation, inputs, dy),
+        arguments=(row.operation, inputs, dy),
         calls=engine.calls_of(found.run, inputs, dy),
-        check=partial(check, operation, inputs, dy),
+        check=partial(check, row.operation, inputs, dy),
         n_bytes=found.fewest_bytes(inputs),
         dtype=inputs[-1].dtype,
     )

@@ -216,6 +216,13 @@ class Bench:
         left, right = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
         return 2 * size**3 / (self.measure(lambda: left @ right).median * 1e-3)
 
+    def with_copy(self, *, quick: bool) -> tuple["Bench", dict[str, Any]]:
+        """Return the bench with the yardstick of operators, a copy on CUDA or additions, and its record."""
+        if not self.on_cuda:
+            return self, {"yardstick": "torch.add(x, y, out=z)", "keeps_freed_memory": keep_freed_memory()}
+        copy = self.copy_rate(2**20 if quick else 2**30)
+        return replace(self, copy=copy), {"yardstick": "a copy on the device", "copy_rate": copy}
+
     def with_product(self, dtype: torch.dtype, *, quick: bool) -> tuple["Bench", dict[str, Any]]:
         """Return the bench with the yardstick of models, and its record."""
         size = 64 if quick else 8192 if self.on_cuda else 1024

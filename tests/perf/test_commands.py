@@ -13,9 +13,10 @@ import torch
 from rich.console import Console
 
 from linrec.models import LanguageModel, ModelConfig
-from perf import matrix, models, ops
+from perf import models, operations
 from perf.__main__ import COMMANDS, main
 from perf.table import print_parts
+from tests.perf.conftest import wrong
 from tests.tiers import thorough, tiered
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ FAST = [
 ]
 FURTHER = [
     ("ops --peers --without hop", "", "rows", 5, "conv-f32-2x64x16", "other numbers, each to be at most"),
-    ("ops --grow --longest 2100", "-growth", "", 0, "", ""),
+    ("ops --grow --longest 2100", "-growth", "rows", 2, "scan-f32-1x2048x64", "scan-f32-1x2048x64"),
     ("matrix --peers", "-matrix", "rows", 5, "gated_delta-f32-2x70x2x8", "gated_delta-f32-2x70x2x8"),
     ("matrix --heads", "-heads", "rows", 6, "delta-bf16-1x70x1x16x32", "forward: largest step between"),
     ("nonlinear", "", "rows", 2, "lem-n4-t20", "lem-n4-t20 newton x3"),
@@ -160,7 +161,7 @@ def test_help_is_no_error(words):
 
 
 # endings of the names of files in results/ops
-BY_ENDING = {"-matrix": matrix.show, "-heads": matrix.show_heads, "-steps": matrix.show_steps}
+BY_ENDING = {"-matrix": "matrix", "-heads": "matrix", "-steps": "steps"}
 
 
 def show_parts(command):
@@ -172,10 +173,9 @@ def committed():
         folder = path.parent.name
         # files of whole runs are no results of `perf`
         if folder in COMMANDS and "growth" not in path.stem:
-            command = COMMANDS[folder]
+            command = COMMANDS[next((name for end, name in BY_ENDING.items() if end in path.stem), folder)]
             new = not isinstance(command, tuple)
             show = show_parts(command) if new else importlib.import_module(f"perf.{folder}").show
-            show = next((other for part, other in BY_ENDING.items() if part in path.stem), show)
             yield pytest.param(path, show, id=f"{folder}/{path.stem}")
 
 
@@ -189,15 +189,12 @@ def test_committed_results_are_shown_at_80_columns(path, show):
     assert all(record["name"] in shown for record in records if len(record["name"]) < 60)
 
 
-def test_growth_stops_at_a_wrong_output(monkeypatch, run):
-    right = ops.OPERATIONS["scan"].run
-    wrong = ops.dataclasses.replace(
-        ops.OPERATIONS["scan"], run=lambda a, x, backend="auto": right(1.01 * a, x, backend=backend)
-    )
-    monkeypatch.setitem(ops.OPERATIONS, "scan", wrong)
-    status, results, _ = run("ops", "--grow")
-    assert status == 1 and results["growth"]["points"] == []
-    assert "scan-f32-1x512x64: wrong, so not timed: y" in results["growth"]["error"]
+def test_a_wrong_output_is_no_point_of_growth(monkeypatch, run, tmp_path):
+    monkeypatch.setattr(operations, "scan", wrong(operations.scan))
+    status, results, printed = run("ops", "--grow")
+    assert status == 1 and not any("passes" in row for row in results["rows"])
+    assert "scan-f32-1x512x64: wrong, so not timed: y" in " ".join(printed.split())
+    assert not list(tmp_path.glob("out/*.png"))
 
 
 @thorough

@@ -1,18 +1,16 @@
 """The engine once: times and memory, checks, peers, ratios, selection of rows, profiles by kind of kernel."""
 
 import dataclasses
-import io
 from functools import partial
 
 import pytest
 import torch
-from rich.console import Console
 
 from linrec.ops import gate_loop
 from perf import cells, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
 from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation, RefusedError, Row
 from perf.kernels import KINDS, Kernel, kind_of, summary
-from perf.operations import OPERATIONS, case_of, make
+from perf.operations import OPERATIONS, case_of
 from perf.timing import Bench, Budget, Timing, UnsuitedError, Windows, why
 from tests.perf.conftest import wrong
 
@@ -76,13 +74,13 @@ def test_percentages_and_targets_follow_from_bytes_time_and_rate(monkeypatch):
     monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
     bench = dataclasses.replace(CPU, copy=4e6)
     # 384 floats: 4,608 and 12,288 bytes in 2 ms, of 8,000 bytes
-    forward, both = ops.measure_row(bench, row(), ())["passes"].values()
+    forward, both = ops.Ops("cpu").measure(bench, row())["passes"].values()
     assert forward["bytes"] == 4608 and forward["percent"] == pytest.approx(57.6) and forward["met"]
     assert both["bytes"] == 12288 and both["percent"] == pytest.approx(153.6) and both["met"]
     slow = dataclasses.replace(CPU, copy=8e6)
-    slower = ops.measure_row(slow, row(), ())["passes"][FORWARD]
+    slower = ops.Ops("cpu").measure(slow, row())["passes"][FORWARD]
     assert not slower["met"] and slower["rate"] == 8e6
-    assert ops.measure_row(slow, row(targets=(None, None)), ())["passes"][FORWARD]["met"] is None
+    assert ops.Ops("cpu").measure(slow, row(targets=(None, None)))["passes"][FORWARD]["met"] is None
 
 
 def test_the_yardstick_of_the_cpu_moves_as_many_bytes(monkeypatch):
@@ -96,7 +94,7 @@ def test_the_yardstick_of_the_cpu_moves_as_many_bytes(monkeypatch):
 def test_the_yardstick_of_cuda_is_a_copy(monkeypatch):
     monkeypatch.setattr(Bench, "on_cuda", True)
     monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
-    bench, fields = ops.with_yardstick(CPU, quick=True)
+    bench, fields = CPU.with_copy(quick=True)
     # a MiB is read and written in 2 ms
     assert bench.copy == fields["copy_rate"] == 2**21 / 2e-3 and fields["yardstick"] == "a copy on the device"
 
@@ -123,7 +121,7 @@ def test_peers_that_cannot_are_listed_with_the_reason():
         Implementation("different", "", "torch", other, same=False),
         Implementation("half", "", "torch", half),
     ]
-    passes = engine.measure_case(CPU, case_of("scan", *make(row(), CPU.device)), peers, memory=True)["passes"]
+    passes = engine.measure_case(CPU, case_of(row(), CPU.device), peers, memory=True)["passes"]
     forward, both = (passes[name]["peers"] for name in PASSES)
     assert forward["absent"] == {"missing": "not installed"}
     assert forward["raises"] == {"missing": "RuntimeError: needs CUDA"}
@@ -156,7 +154,7 @@ def test_a_failing_operation_is_not_timed(monkeypatch):
         raise RuntimeError("no such kernel\nand much more")
 
     monkeypatch.setattr("perf.operations.scan", broken)
-    result = ops.measure_row(CPU, row(), ())
+    result = ops.Ops("cpu").measure(CPU, row())
     assert result["error"] == "failed, so not timed: RuntimeError: no such kernel" and "passes" not in result
 
 
@@ -181,11 +179,11 @@ def test_wrong_results_are_not_timed_and_the_rest_goes_on(module, name, argument
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_names_of_rows_are_unique_and_select_them(device):
-    of_heads = matrix.head_rows()
+    of_heads = matrix.Matrix(heads=True).all_rows()
     for rows in (
-        ops.rows_of(device),
-        matrix.rows_of(device),
-        matrix.step_rows_of(device),
+        ops.Ops(device).all_rows(),
+        matrix.Matrix(device).all_rows(),
+        matrix.Steps(device).all_rows(),
         of_heads,
         loops.Loops(device).all_rows(),
         nonlinear.Nonlinear(device).all_rows(),
@@ -220,13 +218,15 @@ def test_reasons_are_shown_once_with_their_share():
     first = {"fla": {"missing": "runs on CUDA alone"}, "jax": {"missing": "has no conv"}}
     second = {"fla": {"missing": "runs on CUDA alone"}, "jax": {"ms": {}, "ratio": 1.0}}
     first["warp"], second["warp"] = {"off": 0.0849}, {"off": 0.06}
-    text = io.StringIO()
-    table.show_missing(Console(file=text, width=80), [{"peers": first}, {"peers": second}])
-    assert text.getvalue().splitlines() == [
+    assert [*table.missing_peers([{"peers": first}, {"peers": second}])] == [
         "warp: outputs differ from linrec's by up to 8% of the largest",
         "fla: runs on CUDA alone",
         "jax: has no conv (1 of 2)",
     ]
+
+
+def line(name):
+    return next(line for line in lines.LINES if line.name == name)
 
 
 def test_a_step_is_measured_with_both_backends(monkeypatch):
@@ -237,7 +237,7 @@ def test_a_step_is_measured_with_both_backends(monkeypatch):
         return gate_loop(*xs, **options)
 
     monkeypatch.setattr(lines, "gate_loop", spied)
-    result = lines.measure_line(CPU, "step", quick=True)
+    result = line("step").measured(CPU, quick=True)
     ratio = result["kernels_ms"]["median"] / result["torch_ms"]["median"]
     assert result["value"] == pytest.approx(ratio) and result["met"] == (ratio <= 1 / 3)
     # the calls of the second half, one for each block and step
@@ -246,13 +246,13 @@ def test_a_step_is_measured_with_both_backends(monkeypatch):
 
 def test_peaks_are_compared_with_the_bytes_that_are_needed(monkeypatch):
     # the memory of a CPU is not counted
-    result = lines.measure_line(CPU, "memory-f32", quick=True)
+    result = line("memory-f32").measured(CPU, quick=True)
     assert "the memory of cpu is not counted" in result["error"] and "value" not in result
     # beside the five inputs and dy of 2,048 floats: y and five gradients
     monkeypatch.setattr(Bench, "peak_of", lambda self, call: 6 * 2048 * 4)
-    found = lines.measure_line(CPU, "memory-f32", quick=True)
+    found = line("memory-f32").measured(CPU, quick=True)
     assert found["value"] == 1 and found["met"] and found["needed_bytes"] == 12 * 2048 * 4
-    ratios = lines.measure_line(CPU, "memory-conv", quick=True)["rows"]
+    ratios = line("memory-conv").measured(CPU, quick=True)["rows"]
     # K of 16 x 64 in float32, and u of 2,048 numbers
     assert ratios["conv-f32-2x64x16"] == 6 * 2048 / (1024 + 2048)
 
