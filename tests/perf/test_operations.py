@@ -241,7 +241,7 @@ def test_peers_of_a_step_are_compared_without_gradients(monkeypatch):
     recorded = []
 
     def forgets(operation, inputs, state):
-        right = Steps.known[0].prepare(operation, inputs, state)
+        right = matrix.STEP_PEERS[0].prepare(operation, inputs, state)
 
         def step():
             recorded.append(torch.is_grad_enabled())
@@ -249,7 +249,7 @@ def test_peers_of_a_step_are_compared_without_gradients(monkeypatch):
 
         return Calls({FORWARD: step}, step)
 
-    peers = [Implementation("forgets", "", "torch", forgets), Steps.known[0]]
+    peers = [Implementation("forgets", "", "torch", forgets), matrix.STEP_PEERS[0]]
     found = measured(Steps, Row("delta", ONE, "f32"), peers, monkeypatch)["peers"]
     assert found["forgets"]["off"] == pytest.approx(1.0) and found["forgets"]["ratio"] > 0
     assert recorded and not any(recorded) and "off" not in found["torch"]
