@@ -3,42 +3,31 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import tyro
 
 from perf.cells import Cells
-from perf.decoding import DecodingOptions, decoding
+from perf.command import Command
+from perf.decoding import Decoding
 from perf.engine import RefusedError
 from perf.iterations import Iterations
 from perf.learners import Learners
 from perf.loops import Loops
 from perf.loss import Loss
 from perf.matrix import Matrix, Steps
-from perf.models import ModelsOptions, models
+from perf.models import Models
 from perf.nonlinear import Nonlinear
 from perf.ops import Ops
-from perf.segments import SegmentsOptions, segments
+from perf.segments import Segments
 from perf.tasks import Tasks
-from perf.training import TrainingOptions, training
+from perf.training import Training
 
-COMMANDS: dict[str, Any] = {
-    "ops": Ops,
-    "matrix": Matrix,
-    "steps": Steps,
-    "learners": Learners,
-    "loops": Loops,
-    "nonlinear": Nonlinear,
-    "cells": Cells,
-    "iterations": Iterations,
-    "loss": Loss,
-    "models": (ModelsOptions, models),
-    "training": (TrainingOptions, training),
-    "decoding": (DecodingOptions, decoding),
-    "segments": (SegmentsOptions, segments),
-    "tasks": Tasks,
-}
+KINDS: tuple[type[Command], ...] = (
+    *(Ops, Matrix, Steps, Learners, Loops, Nonlinear, Cells, Iterations, Loss),
+    *(Models, Training, Decoding, Segments, Tasks),
+)
+COMMANDS = {kind.__name__.lower(): kind for kind in KINDS}
 HELP = f"usage: python -m perf {{{','.join(COMMANDS)}}} ...\n\n`python -m perf COMMAND --help` says more."
 
 
@@ -48,16 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         print(HELP, file=sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else 2
-    kind = COMMANDS[words[0]]
-    options_type, run = kind if isinstance(kind, tuple) else (kind, kind.run)
     try:
-        options = tyro.cli(options_type, args=words[1:], prog=f"python -m perf {words[0]}")
+        command = tyro.cli(COMMANDS[words[0]], args=words[1:], prog=f"python -m perf {words[0]}")
     except SystemExit as stop:
         return 2 if stop.code else 0
     try:
-        if options.device == "cuda" and not torch.cuda.is_available():
+        if command.device == "cuda" and not torch.cuda.is_available():
             raise RefusedError("there is no CUDA device here; pass --device cpu.")
-        return run(options, shlex.join(["python", "-m", "perf", *words]))
+        return command.run(shlex.join(["python", "-m", "perf", *words]))
     except RefusedError as error:
         print(f"perf: {error}", file=sys.stderr)
         return 2

@@ -11,24 +11,16 @@ entries: the result was wrong, or failed.
 
 import dataclasses
 import importlib.util
-import json
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.lab.train.records import provenance
 from linrec.testing import assert_agree
-from perf.timing import Bench, Budget, UnsuitedError, Windows, share, why
+from perf.timing import Bench, UnsuitedError, share, why
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -44,30 +36,6 @@ CLOSE = 0.05
 
 class RefusedError(Exception):
     """The options do not fit together or name something unknown; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of every command.
-
-    Args:
-        device: where to measure; by default on CUDA where there is one.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
-    """
-
-    device: Device = HERE
-    quick: bool = False
-
-
-@dataclass(frozen=True)
-class RowOptions(Options):
-    """Options of the commands that measure named rows.
-
-    Args:
-        rows: names of the rows to measure, all by default; an unknown name lists them.
-    """
-
-    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,116 +58,6 @@ class Row:
     def name(self) -> str:
         """The name, such as "scan-f32-8x4096x2048"."""
         return "-".join((self.operation, self.dtype, "x".join(map(str, self.size))))
-
-    def record(self, checked: str, size: str = "size") -> dict[str, Any]:
-        """Return the head of the row's record: a description of the check, and the sizes under a name."""
-        dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
-        head = {"name": self.name, "operation": self.operation, size: list(self.size)}
-        return head | {"dtype": dtype, "checked": checked}
-
-
-def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise RefusedError, with the nearest name, for the first name that is not known."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise RefusedError(unknown(kind, name, known))
-
-
-def check_profile(profile: bool, device: Device) -> None:
-    """Raise RefusedError for a profile on the CPU."""
-    if profile and device != "cuda":
-        raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
-
-
-def selected(names: Sequence[str], rows: Mapping[str, R]) -> dict[str, R]:
-    """Return the rows of these names, all if there are no names."""
-    check_names("row", names, rows)
-    return {name: row for name, row in rows.items() if name in (names or rows)}
-
-
-def by_name(rows: Iterable[Any]) -> dict[str, Any]:
-    """Return rows by their names."""
-    return {row.name: row for row in rows}
-
-
-def bench_of(options: Options, **times: Any) -> Bench:
-    """Return the device of the options and the times of its measurements; `quick` takes the shortest."""
-    if options.quick:
-        times = {"budget": Budget(1, 5), "windows": Windows(2, 0.0)}
-    return Bench(torch.device(options.device), **times)
-
-
-def large_product(bench: Bench, dtype: torch.dtype, *, quick: bool) -> tuple[int, float]:
-    """Return the size of a large matrix product, and the operations per second that it reaches."""
-    size = 64 if quick else 8192 if bench.on_cuda else 1024
-    return size, bench.matmul_rate(dtype, size)
-
-
-class Report:
-    """The results of one call of a command, written to a file after each measurement.
-
-    Args:
-        options: options of the command, with `out`, the folder of the file.
-        command: the command line.
-        suffix: follows the device in the file's name.
-        packages: packages whose versions are recorded if they are installed.
-        fields: further fields of the results.
-    """
-
-    def __init__(
-        self, options: Any, command: str, suffix: str = "", packages: Sequence[str] = (), **fields: Any
-    ) -> None:
-        self.device = torch.device(options.device)
-        about = provenance(self.device)
-        for package in packages:
-            try:
-                about["versions"][package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-        self.results: dict[str, Any] = {"command": command, **about, **fields}
-        self.path: Path = options.out / f"{file_name(self.results)}{suffix}.json"
-
-    def add(self, key: str, record: Any) -> None:
-        """Append a record to the list `key`, and write the results."""
-        self.results.setdefault(key, []).append(record)
-        self.write()
-
-    def write(self) -> None:
-        """Write the results as JSON, in a folder that is made if need be."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.results, indent=2) + "\n")
-
-    def measure(
-        self, rows: Mapping[str, R], measurement: Callable[[R], dict[str, Any]], key: str = "rows"
-    ) -> None:
-        """Measure one row after the other into the list `key`."""
-        self.results.setdefault(key, [])
-        for name, row in rows.items():
-            say(name)
-            self.add(key, measurement(row))
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def finish(self, show: Callable[[Console, Any], None], *, failed: bool | None = None) -> int:
-        """Print the results at 80 columns; by default "error" and "missing" are failures."""
-        show(Console(width=min(Console().width, 80)), self.results)
-        print(f"\nwrote {self.path}")
-        if failed is None:
-            records = [record for key in ("rows", "lines", "models") for record in self.results.get(key, ())]
-            records += [record["profile"] for record in records if "profile" in record]
-            failed = any("error" in record or "missing" in record for record in records)
-        return int(failed)
-
-
-def file_name(results: Mapping[str, Any]) -> str:
-    """Return the name of the results' device in the form of a file name, such as "nvidia-h200"."""
-    return re.sub("[^a-z0-9]+", "-", results["device"]["name"].lower()).strip("-")
-
-
-def say(text: str) -> None:
-    """Tell on standard error that a measurement starts."""
-    print(f"measuring {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -18,6 +18,7 @@ SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
 UNITS = {"": 1, "KiB": 2**10, "GiB": 2**30, "M": 1e6, "%": 0.01}
 
 Record: TypeAlias = Mapping[str, Any]
+C = TypeVar("C")
 Cell: TypeAlias = str | Callable[[Any], str]
 
 
@@ -162,26 +163,41 @@ def implementations_of(rows: Iterable[Record]) -> list[Record]:
     ]
 
 
+def grid(
+    title: str,
+    lines: Iterable[str],
+    columns: Iterable[C],
+    cell: Callable[[str, C], str],
+    *,
+    heading: Callable[[C], str] = str,
+    **style: Any,
+) -> Table:
+    """Return a table with the cell of each line and column, without a heading over the lines' names."""
+
+    def in_column(column: C, record: Record) -> str:
+        return cell(record["name"], column)
+
+    cells: list[tuple[str, Cell]] = [(heading(column), partial(in_column, column)) for column in columns]
+    return Table(title, [("", "{name}"), *cells], [{"name": name} for name in lines], **style)
+
+
 def profiles(records: Iterable[Record], *heading: str) -> Iterator[Table]:
     """Yield percent of the device's time by kind of kernel, for the records with a profile.
 
     `heading` are the keys of the values that head a record's column.
     """
-    records = [record for record in records if "kinds" in record.get("profile", {})]
-    lines: list[Record] = [{"kind": kind} for kind in (*KINDS, "idle")]
-    columns: list[tuple[str, Cell]] = [("", "{kind}")]
-    for record in records:
-        shares = {kind: part["share"] for kind, part in record["profile"]["kinds"].items()}
-        shares["idle"] = record["profile"]["idle"]
-        name = "\n".join(str(record[key]) for key in heading)
-        columns.append((name, partial(_share_of_kind, shares)))
-    if records:
-        title = "percent of the device's time in steps"
-        yield Table(title, columns, lines, wrap=[name for name, _ in columns])
+    found = {
+        "\n".join(str(record[key]) for key in heading): record["profile"]
+        for record in records
+        if "kinds" in record.get("profile", {})
+    }
 
+    def cell(kind: str, name: str) -> str:
+        profile = found[name]
+        return f"{100 * (profile['idle'] if kind == 'idle' else profile['kinds'][kind]['share']):.1f}"
 
-def _share_of_kind(shares: Mapping[str, float], line: Record) -> str:
-    return f"{100 * shares[line['kind']]:.1f}"
+    if found:
+        yield grid("percent of the device's time in steps", (*KINDS, "idle"), found, cell, wrap=["", *found])
 
 
 def reasons(records: Iterable[Record], *keys: str) -> Iterator[str]:
@@ -192,135 +208,6 @@ def reasons(records: Iterable[Record], *keys: str) -> Iterator[str]:
         for of, part in ((name, record), (name, record.get("profile", {})), (peer, record.get("fla", {}))):
             if "missing" in part:
                 yield f"{of}: {part['missing']}"
-
-
-# LEGACY
-
-
-def show_table(
-    console: Console,
-    title: str,
-    headings: Sequence[str],
-    lines: Iterable[Sequence[str]],
-    *,
-    left: int = 1,
-    wrap: Sequence[str] = (),
-    width: int | None = None,
-) -> None:
-    """Print a title and a table.
-
-    Args:
-        console: the terminal.
-        title: a line above the table; none if it is empty.
-        headings: of the columns.
-        lines: the cells of each line, of which the last ones may be left out.
-        left: number of columns that are aligned to the left.
-        wrap: headings of the columns whose cells may take several lines.
-        width: greatest width of the columns on the right.
-    """
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, heading in enumerate(headings):
-        table.add_column(
-            heading,
-            justify="left" if number < left else "right",
-            no_wrap=heading not in wrap and (width is None or number < left),
-            max_width=None if number < left else width,
-        )
-    for cells in lines:
-        table.add_row(*cells)
-    if title:
-        console.print(f"\n{title}", highlight=False)
-    console.print(table)
-
-
-def show_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are."""
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
-
-
-def show_errors(console: Console, records: Iterable[Mapping[str, Any]], *, key: str = "error") -> None:
-    """Print the errors of records, or the reasons why they are missing."""
-    show_lines(console, (f"{record['name']}: {record[key]}" for record in records if key in record))
-
-
-def show_missing(console: Console, measured: Sequence[Mapping[str, Any]]) -> None:
-    """Print why "peers" of linrec's entries are missing, each reason once, and whose outputs differ."""
-    found = [(name, entry) for mine in measured for name, entry in mine["peers"].items()]
-    off: dict[str, float] = {}
-    for name, entry in found:
-        if "off" in entry:
-            off[name] = max(off.get(name, 0.0), entry["off"])
-    show_lines(
-        console,
-        (
-            f"{name}: outputs differ from linrec's by up to {most:.0%} of the largest"
-            for name, most in off.items()
-        ),
-    )
-    reasons = Counter((name, entry["missing"]) for name, entry in found if "missing" in entry)
-    for (name, reason), count in reasons.items():
-        share = "" if count == len(measured) else f" ({count} of {len(measured)})"
-        show_lines(console, [f"{name}: {reason}{share}"])
-
-
-def old_passes_of(
-    rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]
-) -> list[list[str]]:
-    """Return the lines of a table with one line for each pass, and the row's name in its first line."""
-    return [
-        [row["name"] if name == PASSES[0] else "", SHORT[name], *cells(entry)]
-        for row in rows
-        for name, entry in row["passes"].items()
-    ]
-
-
-def old_implementations_of(
-    rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]
-) -> list[list[str]]:
-    """Return the lines of a table with one line for each pass and implementation."""
-    return [
-        [row["name"], SHORT[one], name, *([entry["missing"]] if "missing" in entry else cells(entry))]
-        for row in rows
-        for one, entries in row["passes"].items()
-        for name, entry in entries.items()
-    ]
-
-
-def show_profiles(console: Console, records: Sequence[Mapping[str, Any]], *heading: str) -> None:
-    """Print percent of the device's time by kind of kernel, for the records with a profile.
-
-    `heading` are the keys of the values that head a record's column.
-    """
-    records = [record for record in records if "kinds" in record.get("profile", {})]
-    profiles = [record["profile"] for record in records]
-    if not profiles:
-        return
-    lines = [[kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles)] for kind in KINDS]
-    lines.append(["idle", *(f"{100 * found['idle']:.1f}" for found in profiles)])
-    headings = ["\n".join(str(record[name]) for name in heading) for record in records]
-    show_table(console, "percent of the device's time in steps", ["", *headings], lines, wrap=["", *headings])
-
-
-def show_reasons(console: Console, records: Iterable[Mapping[str, Any]], *keys: str) -> None:
-    """Print why records, their profiles and their peers are missing; the values of `keys` name a record."""
-    for record in records:
-        name = ", ".join(str(record[key]) for key in keys)
-        peer = f"{name}, flash-linear-attention"
-        parts = ((name, record), (name, record.get("profile", {})), (peer, record.get("fla", {})))
-        show_lines(console, (f"{of}: {part['missing']}" for of, part in parts if "missing" in part))
-
-
-def gib(n_bytes: int | None, digits: str = ".2f", otherwise: str = "") -> str:
-    """Return bytes in GiB."""
-    return otherwise if n_bytes is None else f"{n_bytes / 2**30:{digits}}"
-
-
-def ratio(entry: Mapping[str, Any], digits: str = ".2g") -> str:
-    """Return the ratio of a peer's entry, with whether it is as asked where a ratio is asked."""
-    if "ratio" not in entry:
-        return "-"
-    return f"{entry['ratio']:{digits}}" + ("" if entry.get("asked") is None else f" {yes(entry['met'])}")
 
 
 def draw_panels(

@@ -1,6 +1,5 @@
 """Every command as users run it: rows, files and tables; wrong command lines; committed results."""
 
-import importlib
 import io
 import json
 import signal
@@ -13,8 +12,9 @@ import torch
 from rich.console import Console
 
 from linrec.models import LanguageModel, ModelConfig
-from perf import models, operations
+from perf import operations
 from perf.__main__ import COMMANDS, main
+from perf.models import Models
 from perf.table import print_parts
 from tests.perf.conftest import wrong
 from tests.tiers import thorough, tiered
@@ -164,25 +164,19 @@ def test_help_is_no_error(words):
 BY_ENDING = {"-matrix": "matrix", "-heads": "matrix", "-steps": "steps"}
 
 
-def show_parts(command):
-    return lambda console, results: print_parts(console, command.show(results))
-
-
 def committed():
     for path in sorted(ROOT.glob("results/*/*.json")):
         folder = path.parent.name
         # files of whole runs are no results of `perf`
         if folder in COMMANDS and "growth" not in path.stem:
             command = COMMANDS[next((name for end, name in BY_ENDING.items() if end in path.stem), folder)]
-            new = not isinstance(command, tuple)
-            show = show_parts(command) if new else importlib.import_module(f"perf.{folder}").show
-            yield pytest.param(path, show, id=f"{folder}/{path.stem}")
+            yield pytest.param(path, command, id=f"{folder}/{path.stem}")
 
 
-@pytest.mark.parametrize(("path", "show"), committed())
-def test_committed_results_are_shown_at_80_columns(path, show):
+@pytest.mark.parametrize(("path", "command"), committed())
+def test_committed_results_are_shown_at_80_columns(path, command):
     results, text = json.loads(path.read_text()), io.StringIO()
-    show(Console(file=text, width=80), results)
+    print_parts(Console(file=text, width=80), command.show(results))
     shown = text.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
     records = [*results.get("rows", ()), *results.get("lines", ())]
@@ -199,15 +193,14 @@ def test_a_wrong_output_is_no_point_of_growth(monkeypatch, run, tmp_path):
 
 @thorough
 def test_an_interrupted_run_shows_its_points(monkeypatch, run, tmp_path):
-    measure = models.measure_encoder
+    measure = Models.measure
 
-    def stopped(bench, encoder, name, way, protocol):
-        for place, found in enumerate(measure(bench, encoder, name, way, protocol)):
-            if (encoder.name, name, place) == ("LRU", "training", 0):
-                signal.raise_signal(signal.SIGINT)
-            yield found
+    def stopped(self, bench, row):
+        if (row.encoder.name, row.one, row.length) == ("LRU", "training", 24):
+            signal.raise_signal(signal.SIGINT)
+        return measure(self, bench, row)
 
-    monkeypatch.setattr(models, "measure_encoder", stopped)
+    monkeypatch.setattr(Models, "measure", stopped)
     status, results, printed = run("models", "--models", "Transformer", "LRU")
     assert status == 1
     places = [(point["model"], point["pass"], point["length"]) for point in results["points"]]
