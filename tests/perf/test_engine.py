@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from perf import cells, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
+from perf import cells, command, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
 from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation, RefusedError, Row
 from perf.kernels import KINDS, Kernel, kind_of, summary
 from perf.operations import OPERATIONS, case_of
@@ -190,16 +190,16 @@ def test_names_of_rows_are_unique_and_select_them(device):
         loss.ROWS,
         [*cells.Cells(device).chosen().values()],
     ):
-        found = engine.by_name(rows)
+        found = command.by_name(rows)
         assert len(found) == len(rows)
-        assert engine.selected([], found) == found
-        assert list(engine.selected([rows[-1].name], found)) == [rows[-1].name]
+        assert command.selected([], found) == found
+        assert list(command.selected([rows[-1].name], found)) == [rows[-1].name]
     with pytest.raises(RefusedError, match="did you mean"):
-        engine.selected([of_heads[0].name + "0"], engine.by_name(of_heads))
+        command.selected([of_heads[0].name + "0"], command.by_name(of_heads))
 
 
 def test_rows_of_a_gpu():
-    rows = engine.by_name(nonlinear.Nonlinear("cuda").all_rows())
+    rows = command.by_name(nonlinear.Nonlinear("cuda").all_rows())
     assert rows["lem-n512-t100000"].batch == 1
     for name, left_out in (
         ("lem-n16-t1000", []),
