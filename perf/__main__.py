@@ -8,9 +8,8 @@ import torch
 import tyro
 
 from perf.cells import Cells
-from perf.command import Command
+from perf.command import Command, RefusedError
 from perf.decoding import Decoding
-from perf.engine import RefusedError
 from perf.iterations import Iterations
 from perf.learners import Learners
 from perf.loops import Loops

@@ -17,8 +17,8 @@ from linrec.models.compilation import EAGER_STEPS
 from linrec.models.config import mixer_parameters
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, UNROLLED
-from perf.command import Command, Record, by_name, head_of
-from perf.engine import RefusedError, attempt
+from perf.command import Command, Named, RefusedError, by_name
+from perf.engine import Record, attempt
 from perf.nonlinear import run_as
 from perf.table import Part, Table, errors
 from perf.timing import OUT_OF_MEMORY, Bench, Windows
@@ -36,7 +36,7 @@ LONG_MS = 1000.0
 
 
 @dataclass(frozen=True)
-class CellRow:
+class CellRow(Named):
     """A layer, the way to its gradient, and its sizes.
 
     Args:
@@ -55,10 +55,13 @@ class CellRow:
     batch: int
     size: int
 
+    # such as "lem-adjoint-t1000"
+    template = "{row.model}-{row.gradient}{row.eager}-t{row.time}"
+
     @property
-    def name(self) -> str:
-        """The name, such as "lem-adjoint-t1000" or "unicornn-reversible-eager-t1000"."""
-        return f"{self.model}-{self.gradient}{'' if self.compiled else '-eager'}-t{self.time}"
+    def eager(self) -> str:
+        """The name's part of a training step that is not compiled."""
+        return "" if self.compiled else "-eager"
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,15 @@ class Cells(Command):
             "recipe": RECIPE.name,
             "precision": RECIPE.loop.precision,
             "matmul_precision": RECIPE.loop.matmul_precision,
-            "windows": dataclasses.asdict(bench.windows),
+            "windows": bench.windows._asdict(),
         }
         return bench, {"protocol": protocol}
 
     def measure(self, bench: Bench, row: CellRow) -> Record:
         if row.gradient == AUTOGRAD and row.time > AUTOGRAD_STEPS:
-            return {**head_of(row), "missing": TOO_LONG}
+            return {**row.head(), "missing": TOO_LONG}
         bench.release()
-        return {**head_of(row), **attempt(lambda: measured(bench, row))}
+        return {**row.head(), **attempt(lambda: measured(bench, row))}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
@@ -166,7 +169,7 @@ def measured(bench: Bench, row: CellRow) -> Record:
     return {
         "parameters": number_of_parameters(model),
         "first_seconds": found.first_seconds,
-        "steps_per_second": dataclasses.asdict(found.rate),
+        "steps_per_second": found.rate._asdict(),
         "us_per_step": 1e6 / found.rate.median / row.time,
         "peak_bytes": peak,
         "held_bytes": held,

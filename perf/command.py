@@ -17,15 +17,34 @@ from rich.console import Console
 from linrec.errors import unknown
 from linrec.lab.train.progress import Interrupt
 from linrec.lab.train.records import provenance
-from perf.engine import RefusedError
+from perf.engine import Record
 from perf.table import Part, print_parts
-from perf.timing import OUT_OF_MEMORY, Bench, Budget, Windows
+from perf.timing import BUDGET, OUT_OF_MEMORY, WINDOWS, Bench, Budget, Windows
 
 Device: TypeAlias = Literal["cuda", "cpu"]
-Record: TypeAlias = dict[str, Any]
 R = TypeVar("R")
 
 HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class RefusedError(Exception):
+    """The options do not fit together or name something unknown; the message says what to do."""
+
+
+class Named:
+    """Base of rows, which are dataclasses with a name made of their fields."""
+
+    # a format string over `row`
+    template: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The name, by which `--rows` takes the row."""
+        return self.template.format(row=self)
+
+    def head(self) -> Record:
+        """Return the head of the row's record: its name and its fields."""
+        return {"name": self.name, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -45,8 +64,8 @@ class Command:
     # not options: the list of the records, how long calls are measured, and reasons why a record is missing
     # that are no failure
     key: ClassVar[str] = "rows"
-    budget: ClassVar[Budget] = Budget()
-    windows: ClassVar[Windows] = Windows()
+    budget: ClassVar[Budget] = BUDGET
+    windows: ClassVar[Windows] = WINDOWS
     expected: ClassVar[tuple[str, ...]] = (OUT_OF_MEMORY,)
 
     @property
@@ -199,8 +218,3 @@ def selected(names: Sequence[str], rows: Mapping[str, R]) -> dict[str, R]:
 def by_name(rows: Iterable[Any]) -> dict[str, Any]:
     """Return rows by their names."""
     return {row.name: row for row in rows}
-
-
-def head_of(row: Any) -> Record:
-    """Return the head of a row's record: its name and its fields."""
-    return {"name": row.name, **dataclasses.asdict(row)}

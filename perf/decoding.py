@@ -1,6 +1,5 @@
 """`python -m perf decoding`: tokens per second of generation, and the speed that the memory allows."""
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,8 @@ from linrec.models import LanguageModel, ModelConfig
 from linrec.models.compilation import EAGER_STEPS, with_parts_compiled
 from linrec.ops.attention import AttentionCache
 from linrec.trees import leaves
-from perf.command import Command, Record, check_profile
-from perf.engine import RefusedError, attempt
+from perf.command import Command, RefusedError, check_profile
+from perf.engine import Record, attempt
 from perf.kernels import profile_of
 from perf.sizes import FLA_PACKAGES, QUICK, Model, Size, fla_model, sized
 from perf.table import Part, Table, profiles, reasons
@@ -85,7 +84,7 @@ class Decoding(Command):
             "length": self.prompt,
             "precision": PRECISION,
             "compile": self.compile,
-            "windows": dataclasses.asdict(bench.windows),
+            "windows": bench.windows._asdict(),
             "limit": LIMIT,
         }
         bench, yardstick = bench.with_copy(quick=self.quick)

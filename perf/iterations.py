@@ -16,8 +16,8 @@ from linrec.lab.train.run import Run
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError
-from perf.command import Command, Record
-from perf.engine import RefusedError
+from perf.command import Command, RefusedError
+from perf.engine import Record
 from perf.nonlinear import MAX_ITERATIONS, NEWTON, NEWTON_STATE, QUASI, run_as
 from perf.table import Part, Table
 from perf.timing import Bench

@@ -14,7 +14,8 @@ from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.compilation import EAGER_STEPS
 from linrec.trees import leaves
 from perf import engine
-from perf.command import Record, RowCommand, head_of
+from perf.command import Named, RowCommand
+from perf.engine import Record
 from perf.table import Part, Table, errors
 from perf.timing import Bench
 
@@ -48,7 +49,7 @@ RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class LearnerRow:
+class LearnerRow(Named):
     """A mixer of width `size`, and a batch of chunks of `time` steps."""
 
     mixer: str
@@ -56,24 +57,20 @@ class LearnerRow:
     time: int
     size: int = 64
 
-    @property
-    def name(self) -> str:
-        """The name, such as "lru-b32-t256"."""
-        return f"{self.mixer}-b{self.batch}-t{self.time}"
+    # such as "lru-b32-t256"
+    template = "{row.mixer}-b{row.batch}-t{row.time}"
 
 
 @dataclass(frozen=True)
-class BiasRow:
+class BiasRow(Named):
     """A stack of layers, and chunks of `time` steps of a stream."""
 
     mixer: str
     layers: int
     time: int
 
-    @property
-    def name(self) -> str:
-        """The name, such as "4-lru-t16"."""
-        return f"{self.layers}-{self.mixer}-t{self.time}"
+    # such as "4-lru-t16"
+    template = "{row.layers}-{row.mixer}-t{row.time}"
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ class Learners(RowCommand):
 
     def measure(self, bench: Bench, row: LearnerRow | BiasRow) -> Record:
         if isinstance(row, BiasRow):
-            return {**head_of(row), "cosines": cosines(row, self.steps, bench.device)}
-        return {**head_of(row), "checked": CHECKED, **times(bench, row, 2 if self.quick else 30)}
+            return {**row.head(), "cosines": cosines(row, self.steps, bench.device)}
+        return {**row.head(), "checked": CHECKED, **times(bench, row, 2 if self.quick else 30)}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:

@@ -23,8 +23,8 @@ from linrec.lab.train import get_recipe
 from linrec.lab.train.fabric import matmul_precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.ops import gate_loop, scan
-from perf.engine import Row, outputs_and_gradients
-from perf.operations import OPERATIONS, make
+from perf.engine import outputs_and_gradients
+from perf.operations import OPERATIONS, Row, make
 from perf.timing import Bench, Timing, why
 from perf.training import make_step
 
@@ -111,8 +111,8 @@ def step(bench: Bench, quick: bool, *, captured: bool) -> dict[str, Any]:
     return {
         "about": f"training step of memory-horizon, {how}: kernels / torch backend",
         "value": kernels.median / plain.median,
-        "kernels_ms": dataclasses.asdict(kernels),
-        "torch_ms": dataclasses.asdict(plain),
+        "kernels_ms": kernels._asdict(),
+        "torch_ms": plain._asdict(),
     }
 
 

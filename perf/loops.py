@@ -1,6 +1,5 @@
 """`python -m perf loops`: the sLSTM's loop over time, beside torch's LSTM of the same width."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 
 from linrec.nn.slstm_steps import slstm_steps
 from perf import engine
-from perf.command import Record, RowCommand, head_of
-from perf.engine import BOTH, DTYPES, FORWARD, Calls, Tensors
+from perf.command import Named, RowCommand
+from perf.engine import BOTH, DTYPES, FORWARD, Calls, Record, Tensors
 from perf.operations import normal
 from perf.table import Part, Table, errors, implementations_of
 from perf.timing import Bench, UnsuitedError
@@ -21,7 +20,7 @@ BACKENDS = {"fused": "triton", "loop": "torch"}
 
 
 @dataclass(frozen=True)
-class LoopRow:
+class LoopRow(Named):
     """Sizes of a loop; `dtype` is the recurrent weights' dtype, the gates have float32."""
 
     batch: int
@@ -30,10 +29,8 @@ class LoopRow:
     time: int = 300
     heads: int = 4
 
-    @property
-    def name(self) -> str:
-        """The name, such as "b16-d64-bf16"."""
-        return f"b{self.batch}-d{self.size}-{self.dtype}"
+    # such as "b16-d64-bf16"
+    template = "b{row.batch}-d{row.size}-{row.dtype}"
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,27 @@ class Loops(RowCommand):
         inputs, dy = make(row, bench.device)
         width, dtype = row.heads * row.size, DTYPES[row.dtype]
 
+        def ours(name: str) -> Calls:
+            if name == "fused" and not bench.on_cuda:
+                raise UnsuitedError("runs on CUDA alone")
+            function = partial(run, backend=BACKENDS[name])
+
+            def check() -> None:
+                wide = tuple(x.double() for x in inputs)
+                expected = engine.outputs_and_gradients(partial(run, backend="torch"), wide, dy.double())
+                found = engine.outputs_and_gradients(function, inputs, dy)
+                engine.assert_all_agree(("h", "dWx", "dR"), found, expected, dtype)
+
+            return engine.calls_of(function, inputs, dy, check=check)
+
         def lstm() -> Calls:
             layer = nn.LSTM(width, width, batch_first=True, device=bench.device, dtype=dtype)
             return layer_calls(layer, dy.flatten(2).to(dtype))
 
-        found = engine.measure_each(
-            {name: partial(calls_of, row, inputs, dy, name) for name in BACKENDS} | {"lstm": lstm},
-            partial(engine.launched, bench),
-            baseline="loop",
-        )
+        implementations = {name: partial(ours, name) for name in BACKENDS} | {"lstm": lstm}
+        found = engine.measure_each(implementations, partial(engine.launched, bench), baseline="loop")
         bench.release()
-        return {**head_of(row), "checked": CHECKED, **found}
+        return {**row.head(), "checked": CHECKED, **found}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
@@ -97,21 +104,6 @@ def run(Wx: Tensor, R: Tensor, *, backend: str) -> Tensor:
     zeros = torch.zeros_like(Wx[:, 0, 0], dtype=torch.promote_types(Wx.dtype, torch.float32))
     start = (zeros, zeros, zeros, torch.full_like(zeros, -torch.inf))
     return slstm_steps(Wx, R, start, backend=backend)[0]
-
-
-def calls_of(row: LoopRow, inputs: Tensors, dy: Tensor, name: str) -> Calls:
-    """Return the calls of the kernel or the loop, checked by the tolerance of the weights' dtype."""
-    if name == "fused" and not dy.is_cuda:
-        raise UnsuitedError("runs on CUDA alone")
-    function = partial(run, backend=BACKENDS[name])
-
-    def check() -> None:
-        wide = tuple(x.double() for x in inputs)
-        expected = engine.outputs_and_gradients(partial(run, backend="torch"), wide, dy.double())
-        found = engine.outputs_and_gradients(function, inputs, dy)
-        engine.assert_all_agree(("h", "dWx", "dR"), found, expected, DTYPES[row.dtype])
-
-    return dataclasses.replace(engine.calls_of(function, inputs, dy), check=check)
 
 
 def layer_calls(layer: nn.RNNBase, x: Tensor) -> Calls:

@@ -13,8 +13,8 @@ from linrec.lab.train.fabric import matmul_precision
 from linrec.models.compilation import compiling
 from linrec.nn.cross_entropy import linear_cross_entropy
 from perf import engine
-from perf.command import Record, RowCommand, head_of
-from perf.engine import Entry, Tensors
+from perf.command import Named, RowCommand
+from perf.engine import Record, Tensors
 from perf.operations import normal
 from perf.table import Part, Table, errors
 from perf.timing import Bench, UnsuitedError, share
@@ -26,17 +26,15 @@ Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class LossRow:
+class LossRow(Named):
     """n rows of width d, and v classes; x in bfloat16 on CUDA, the weight in float32 under autocast."""
 
     n: int
     d: int
     v: int
 
-    @property
-    def name(self) -> str:
-        """The name, such as "16384x1024x32000"."""
-        return f"{self.n}x{self.d}x{self.v}"
+    # such as "16384x1024x32000"
+    template = "{row.n}x{row.d}x{row.v}"
 
     @property
     def operations(self) -> int:
@@ -72,7 +70,7 @@ class Loss(RowCommand):
         return bench, {"matmul_rate": product["rate"]}
 
     def measure(self, bench: Bench, row: LossRow) -> Record:
-        result: Record = {**head_of(row), "checked": CHECKED, "losses": {}}
+        result: Record = {**row.head(), "checked": CHECKED, "losses": {}}
         for name in LOSSES:
             if name == LIGER and not self.peers:
                 continue
@@ -106,7 +104,7 @@ class Loss(RowCommand):
         yield from errors(results["rows"])
 
 
-def measured(bench: Bench, row: LossRow, name: str) -> Entry:
+def measured(bench: Bench, row: LossRow, name: str) -> Record:
     """Check and time a loss; "share" is of the rate of a large product."""
     function = LOSSES[name]()
     if wrong := engine.failure(partial(check, function, row, bench.device)):

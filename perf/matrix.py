@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from linrec.ops import delta_rule, gate_loop
 from perf import engine
-from perf.command import Record, head_of
-from perf.engine import BOTH, DTYPES, FORWARD, PASSES, Calls, Case, Implementation, Row, Tensors
-from perf.operations import cut, decays, normal
+from perf.engine import BOTH, DTYPES, FORWARD, PASSES, Calls, Implementation, Record, Tensors
+from perf.operations import Row, cut, decays, normal
 from perf.ops import PeerCommand, ratios
 from perf.peers import turned
 from perf.table import Cell, Part, Table, errors, missing_peers, passes_of, ratio_to
@@ -191,8 +190,8 @@ def fla_step(operation: str, inputs: Tensors, state: Tensor) -> Calls:
     return step_calls(partial(function, *inputs))
 
 
-def step_calls(step: Callable[[], Tensors]) -> Calls:
-    return Calls({FORWARD: step}, step)
+def step_calls(step: Callable[[], Tensors], **more: Any) -> Calls:
+    return Calls({FORWARD: step}, step, **more)
 
 
 CHUNKWISE = partial(linrec, mode="chunkwise", backend="torch")
@@ -257,12 +256,9 @@ class Matrix(PeerCommand):
         """
         inputs, dy = make(row, bench.device)
         run = operator(row.operation)
-        case = Case(
-            arguments=(row.operation, inputs, dy),
-            calls=engine.calls_of(lambda *xs: run(*xs)[0], inputs, dy),
-            check=partial(check, row, inputs, dy),
-        )
-        found = engine.measure_case(bench, case, self.measured_peers, memory=True)
+        calls = engine.calls_of(lambda *xs: run(*xs)[0], inputs, dy, check=partial(check, row, inputs, dy))
+        given = (row.operation, inputs, dy)
+        found = engine.measure_with_peers(bench, calls, self.measured_peers, *given, memory=True)
         for name, entry in found.get("passes", {}).items():
             if self.heads:
                 rates = zip(limits_of(row)[name], (bench.copy, bench.product), strict=True)
@@ -272,7 +268,7 @@ class Matrix(PeerCommand):
                 if "ratio" in timed:
                     asked = ASKED[row.operation].get(peer)
                     timed |= {"asked": asked, "met": None if asked is None else timed["ratio"] <= asked}
-        return {**head_of(row), "checked": CHECKED, **found}
+        return {**row.head(), "checked": CHECKED, **found}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
@@ -353,17 +349,17 @@ class Steps(PeerCommand):
     @torch.no_grad()
     def measure(self, bench: Bench, row: Row) -> Record:
         inputs, state = make_step(row, bench.device)
-        case = Case(
-            arguments=(row.operation, inputs, state),
-            calls=step_calls(partial(operator(row.operation), *inputs, state=state)),
+        calls = step_calls(
+            partial(operator(row.operation), *inputs, state=state),
             check=partial(check_step, row, inputs, state),
             # y has the size of v
             n_bytes={FORWARD: fewest_bytes(inputs, inputs[2], state)},
             dtype=state.dtype,
         )
-        found = engine.measure_case(bench, case, self.measured_peers)
+        given = (row.operation, inputs, state)
+        found = engine.measure_with_peers(bench, calls, self.measured_peers, *given)
         found |= found.pop("passes", {}).get(FORWARD, {})
-        return {**head_of(row), "checked": CHECKED_STEP, **found}
+        return {**row.head(), "checked": CHECKED_STEP, **found}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from linrec.lab.train import LoopConfig, OptimConfig
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.compilation import EAGER_STEPS, CapturedStep
-from perf.command import Command, Record, check_names
-from perf.engine import RefusedError, attempt
+from perf.command import Command, RefusedError, check_names
+from perf.engine import Record, attempt
 from perf.sizes import MIXER_ARGUMENTS
 from perf.table import Part, draw_panels, grid
 from perf.timing import OUT_OF_MEMORY, Bench, Windows
@@ -171,7 +171,7 @@ class Models(Command):
             "lengths": self.all_lengths,
             "precision": self.precision,
             "matmul_precision": self.matmul_precision,
-            **dataclasses.asdict(bench.windows),
+            **bench.windows._asdict(),
             "ways": self.all_ways,
             "baseline": BASELINE,
         }
@@ -210,7 +210,7 @@ class Models(Command):
             found = bench.steps(lambda: step(tokens, classes), warm=EAGER_STEPS)
         return {
             "first_seconds": found.first_seconds,
-            "calls_per_second": dataclasses.asdict(found.rate),
+            "calls_per_second": found.rate._asdict(),
             "peak_bytes": found.peak_bytes,
         }
 

@@ -1,6 +1,5 @@
 """`python -m perf nonlinear`: nonlinear recurrences, step by step and by Newton's method."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,8 @@ from linrec.ops.core.backends import choose
 from linrec.ops.core.call import Call, Result
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError, nonlinear_scan
 from perf import engine
-from perf.command import Record, RowCommand, head_of
-from perf.engine import Calls, Entry, Tensors
+from perf.command import Named, RowCommand
+from perf.engine import Calls, Record, Tensors
 from perf.loops import layer_calls
 from perf.operations import normal
 from perf.table import Part, Table, errors, implementations_of
@@ -41,7 +40,7 @@ LONG_MS = 1000.0
 
 
 @dataclass(frozen=True)
-class NonlinearRow:
+class NonlinearRow(Named):
     """A cell and its sizes."""
 
     cell: str
@@ -49,10 +48,8 @@ class NonlinearRow:
     time: int
     batch: int
 
-    @property
-    def name(self) -> str:
-        """The name, such as "lem-n64-t1000"."""
-        return f"{self.cell}-n{self.size}-t{self.time}"
+    # such as "lem-n64-t1000"
+    template = "{row.cell}-n{row.size}-t{row.time}"
 
     @property
     def state(self) -> int:
@@ -87,20 +84,20 @@ class Nonlinear(RowCommand):
                 engine.assert_all_agree(("h", "dx", "dstate", "dW", "dW_y"), found, expected, torch.float32)
 
             function = partial(run, cell=row.cell, **METHODS[name])
-            return dataclasses.replace(engine.calls_of(function, inputs, dh), check=check)
+            return engine.calls_of(function, inputs, dh, check=check)
 
         def layer(name: str) -> Calls:
             made = LAYERS[name](row.size, row.size, batch_first=True, device=bench.device)
             return layer_calls(made, dh[..., : row.size].contiguous())
 
-        def entry_of(call: Callable[[], Any]) -> Entry:
+        def entry_of(call: Callable[[], Any]) -> Record:
             bench.release()
             # the first call may compile
             converging(partial(bench.time_once, call))
             once = bench.time_once(call)
             # the loops wait for Python, so the wall clock measures them
             timing = Timing(*3 * (once,)) if once > LONG_MS else bench.measure(call, wall_clock=True)
-            return {"ms": dataclasses.asdict(timing), "us_per_step": timing.median * 1e3 / row.time}
+            return {"ms": timing._asdict(), "us_per_step": timing.median * 1e3 / row.time}
 
         implementations = {name: partial(method, name) for name in METHODS}
         implementations |= {name: partial(layer, name) for name in LAYERS}
@@ -111,7 +108,7 @@ class Nonlinear(RowCommand):
                 for name in (NEWTON, QUASI, DAMPED)
             }
         bench.release()
-        return {**head_of(row), "checked": CHECKED, **found}
+        return {**row.head(), "checked": CHECKED, **found}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
@@ -167,14 +164,14 @@ def converging(call: Callable[[], Any]) -> Any:
         raise UnsuitedError("no convergence") from error
 
 
-def count_iterations(row: NonlinearRow, inputs: Tensors, method: str, gain: int) -> Entry:
+def count_iterations(row: NonlinearRow, inputs: Tensors, method: str, gain: int) -> Record:
     """Return the iterations and the last residual of a call with `gain` times the recurrent weights."""
     x, state, *weights = inputs
     report = Convergence().to(x.device)
     options = {**METHODS[method], "convergence": report, "max_iterations": MAX_ITERATIONS}
 
     @torch.no_grad()
-    def counted() -> Entry:
+    def counted() -> Record:
         converging(lambda: run(x, state, *(gain * W for W in weights), cell=row.cell, **options))
         return {"iterations": int(report.iterations), "residual": float(report.residual)}
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from linrec.ops import gate_loop, long_conv, scan, selective_scan
 from perf import engine
-from perf.engine import BOTH, DTYPES, FORWARD, Case, Row, Tensors
+from perf.command import Named
+from perf.engine import BOTH, DTYPES, FORWARD, Calls, Tensors
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -40,6 +41,30 @@ SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
 PARTS = "first and last batch row, 8 channels, every step; outputs and all gradients"
 CHANNELS = 8
 WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Row(Named):
+    """One operation at one size.
+
+    Args:
+        operation: name of the operation.
+        size: its sizes.
+        dtype: a key of `DTYPES`.
+        targets: percent of the yardstick's rate for each pass; None where no speed is asked.
+    """
+
+    operation: str
+    size: tuple[int, ...]
+    dtype: str
+    targets: tuple[float | None, float | None] = (None, None)
+
+    template = "{row.operation}-{row.dtype}-{row.sizes}"
+
+    @property
+    def sizes(self) -> str:
+        """The sizes, such as "8x4096x2048"."""
+        return "x".join(map(str, self.size))
 
 
 @dataclass(frozen=True)
@@ -80,14 +105,14 @@ def make(row: Row, device: torch.device) -> tuple[Tensors, Tensor]:
     return inputs, normal(tuple(inputs[-1].shape), dtype, random)
 
 
-def case_of(row: Row, device: torch.device) -> Case:
-    """Return linrec's part of a row."""
-    inputs, dy = make(row, device)
-    found = OPERATIONS[row.operation]
-    return Case(
-        arguments=(row.operation, inputs, dy),
-        calls=engine.calls_of(found.run, inputs, dy),
-        check=partial(check, row.operation, inputs, dy),
+def calls_of(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
+    """Return linrec's calls, with their check and the bytes that they move."""
+    found = OPERATIONS[operation]
+    return engine.calls_of(
+        found.run,
+        inputs,
+        dy,
+        check=partial(check, operation, inputs, dy),
         n_bytes=found.fewest_bytes(inputs),
         dtype=inputs[-1].dtype,
     )

@@ -1,16 +1,15 @@
 """`python -m perf ops`: the operators, beside the yardstick and other implementations."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from perf import engine
-from perf.command import Record, RowCommand, check_names, head_of
-from perf.engine import PASSES, Implementation, RefusedError, Row
+from perf.command import RefusedError, RowCommand, check_names
+from perf.engine import PASSES, Implementation, Record
 from perf.lines import LINES, Line
-from perf.operations import OPERATIONS, case_of
+from perf.operations import OPERATIONS, Row, calls_of, make
 from perf.peers import PEERS
 from perf.table import Cell, Part, Table, draw_panels, errors, missing_peers, passes_of, ratio_to
 from perf.timing import Bench
@@ -53,7 +52,7 @@ class PeerCommand(RowCommand):
             peer.name: {"about": peer.about, "installed": peer.installed} for peer in self.measured_peers
         }
         bench, yardstick = bench.with_copy(quick=self.quick)
-        return bench, {"budget": dataclasses.asdict(bench.budget), "peers": peers, **yardstick}
+        return bench, {"budget": bench.budget._asdict(), "peers": peers, **yardstick}
 
 
 # (batch, time, channels)
@@ -136,10 +135,11 @@ class Ops(PeerCommand):
     def measure(self, bench: Bench, row: Row | Line) -> Record:
         if isinstance(row, Line):
             return row.measured(bench, quick=self.quick)
-        found = engine.measure_case(bench, case_of(row, bench.device), self.measured_peers)
+        given = (row.operation, *make(row, bench.device))
+        found = engine.measure_with_peers(bench, calls_of(*given), self.measured_peers, *given)
         for entry, target in zip(found.get("passes", {}).values(), row.targets, strict=False):
             entry |= {"target": target, "met": None if target is None else entry["percent"] >= target}
-        return {**head_of(row), "checked": OPERATIONS[row.operation].checked, **found}
+        return {**row.head(), "checked": OPERATIONS[row.operation].checked, **found}
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:

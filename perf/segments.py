@@ -20,8 +20,8 @@ from linrec.lab.train.fabric import matmul_precision
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
-from perf.command import Command, Record, check_names, check_profile
-from perf.engine import attempt
+from perf.command import Command, check_names, check_profile
+from perf.engine import Record, attempt
 from perf.kernels import profile_of
 from perf.table import Part, Table, profiles, reasons
 from perf.timing import Bench, UnsuitedError
@@ -90,7 +90,7 @@ class Segments(Command):
         return {f"{name}, {way}": (name, way) for name, way in rows}
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
-        protocol = {"shape": dataclasses.asdict(self.shape), "windows": dataclasses.asdict(bench.windows)}
+        protocol = {"shape": dataclasses.asdict(self.shape), "windows": bench.windows._asdict()}
         return bench, {"protocol": protocol}
 
     def measure(self, bench: Bench, row: tuple[str, str]) -> Record:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from linrec.lab.bench import get_suite
-from perf.command import Record, RowCommand, selected
+from perf.command import RowCommand, selected
+from perf.engine import Record
 from perf.table import Cell, Part, Table, yes
 from perf.timing import Bench
 

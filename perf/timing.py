@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,24 +23,24 @@ class UnsuitedError(Exception):
     """An implementation lacks an operation or does not take these inputs; the message says which."""
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Milliseconds for which a call is repeated: first unmeasured, then measured."""
 
     warmup_ms: float = 25.0
     measured_ms: float = 100.0
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Number of windows in which calls are counted, and the seconds of each."""
 
     windows: int = 5
     seconds: float = 1.0
 
 
-@dataclass(frozen=True)
-class Timing:
+BUDGET, WINDOWS = Budget(), Windows()
+
+
+class Timing(NamedTuple):
     """Milliseconds of one call: the median, and the 20th and 80th percentile."""
 
     median: float
@@ -48,8 +48,7 @@ class Timing:
     p80: float
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """Calls per second of the median, slowest and fastest window, and the calls of a window."""
 
     median: float
@@ -62,8 +61,7 @@ class Rate:
         return {name: getattr(self, name) * per_call for name in ("median", "lowest", "highest")}
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(NamedTuple):
     """Speed and memory of training steps."""
 
     first_seconds: float
@@ -86,8 +84,8 @@ class Bench:
     """
 
     device: torch.device
-    budget: Budget = Budget()
-    windows: Windows = Windows()
+    budget: Budget = BUDGET
+    windows: Windows = WINDOWS
     copy: float | None = None
     product: float = float("nan")
 
@@ -99,15 +97,12 @@ class Bench:
     def measure(
         self, function: Callable[[], Any], *, wall_clock: bool = False, replayed: bool = False
     ) -> Timing:
-        """Time a function.
+        """Time a function; the first call may compile and is not timed.
 
-        On CUDA, events on the device measure the time, and the device's cache is cleared before each call.
-        Elsewhere, and with `wall_clock`, the wall clock measures it: CUDA functions that wait for their own
-        results need this. The first call is not timed, as it may compile. A call that takes longer than the
-        whole budget is measured once.
-
-        With `replayed`, CUDA times the replay of the call's graph: the time of the device, without the time
-        that Python takes to launch the kernels. A call that cannot be captured is timed as it is.
+        CUDA events measure the time, and the device's cache is cleared before each call. Elsewhere, and with
+        `wall_clock` for CUDA functions that wait for their own results, the wall clock measures it. A call
+        that takes longer than the whole budget is measured once. With `replayed`, CUDA times the replay of
+        the call's graph, without the time that Python takes to launch the kernels, if it can be captured.
         """
         budget = self.budget
         self.time_once(function)
@@ -234,11 +229,8 @@ class Bench:
     ) -> tuple[Timing, float]:
         """Time a function on the CPU, and a `torch.add(x, y, out=z)` that moves as many bytes.
 
-        With as many bytes, caches hold as much of both. The two take turns of a few calls, because the load
-        of the machine changes within seconds and would slow only one of them.
-
-        Returns:
-            The function's times, and the bytes that the addition reads and writes per second.
+        The two take turns of a few calls, because the load of the machine changes within seconds. Returns the
+        function's times, and the bytes that the addition reads and writes per second.
         """
         elements = max(1, n_bytes // (3 * dtype.itemsize))
         x, y = (torch.randn(elements, dtype=dtype) for _ in range(2))

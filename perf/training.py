@@ -28,8 +28,8 @@ from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
 from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling
 from linrec.models.config import spelled
-from perf.command import Command, Record, Report, check_profile, say
-from perf.engine import RefusedError, attempt
+from perf.command import Command, RefusedError, Report, check_profile, say
+from perf.engine import Record, attempt
 from perf.kernels import profile_of
 from perf.sizes import FLA_PACKAGES, MIXER_ARGUMENTS, MODELS, QUICK, Model, Size, fla_model, sized
 from perf.table import Part, Table, profiles, reasons
@@ -182,7 +182,7 @@ class Training(Command):
         records = report.results["models"]
         records += earlier_records(report) if self.models else ()
         source = {name: report.results[name] for name in ("command", "commit", "dirty")}
-        source["windows"] = dataclasses.asdict(bench.windows)
+        source["windows"] = bench.windows._asdict()
 
         def measure(job: Job) -> Record:
             earlier = [record for record in records if self.models and record["mixer"] == job.mixer]

@@ -8,9 +8,10 @@ import torch
 
 from linrec.ops import gate_loop
 from perf import cells, command, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
-from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation, RefusedError, Row
+from perf.command import RefusedError
+from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation
 from perf.kernels import KINDS, Kernel, kind_of, summary
-from perf.operations import OPERATIONS, case_of
+from perf.operations import OPERATIONS, Row, calls_of, make
 from perf.timing import Bench, Budget, Timing, UnsuitedError, Windows, why
 from tests.perf.conftest import wrong
 
@@ -54,7 +55,7 @@ def test_a_long_step_is_timed_once(monkeypatch):
     found = CPU.steps(call, warm=3, settle=settle, longest_ms=1000.0)
     # the first step, three more, and the timed one
     assert calls == ["step", "settled", *4 * ["step"]]
-    assert dataclasses.astuple(found.rate) == (0.5, 0.5, 0.5, 1)
+    assert found.rate == (0.5, 0.5, 0.5, 1)
     assert found.held_bytes is found.peak_bytes is None
 
 
@@ -121,7 +122,8 @@ def test_peers_that_cannot_are_listed_with_the_reason():
         Implementation("different", "", "torch", other, same=False),
         Implementation("half", "", "torch", half),
     ]
-    passes = engine.measure_case(CPU, case_of(row(), CPU.device), peers, memory=True)["passes"]
+    given = ("scan", *make(row(), CPU.device))
+    passes = engine.measure_with_peers(CPU, calls_of(*given), peers, *given, memory=True)["passes"]
     forward, both = (passes[name]["peers"] for name in PASSES)
     assert forward["absent"] == {"missing": "not installed"}
     assert forward["raises"] == {"missing": "RuntimeError: needs CUDA"}
@@ -140,13 +142,21 @@ def test_ratios_to_a_baseline():
     def entry(ms, called):
         return {"ms": {"median": ms}, "called_ms": {"median": called}}
 
-    entries = {
-        "loop": {FORWARD: entry(6, 8), BOTH: {"missing": "over 1,000 steps"}},
-        "fused": {FORWARD: entry(2, 1), BOTH: entry(3, 3)},
+    def too_long():
+        raise UnsuitedError("over 1,000 steps")
+
+    def calls(forward, both):
+        return lambda: Calls({FORWARD: forward, BOTH: both}, lambda: ())
+
+    implementations = {
+        "loop": calls(lambda: entry(6, 8), too_long),
+        "fused": calls(lambda: entry(2, 1), lambda: entry(3, 3)),
+        "absent": too_long,
     }
-    forward, both = engine.by_pass(entries, "loop").values()
+    forward, both = engine.measure_each(implementations, lambda call: call(), "loop")["passes"].values()
     assert (forward["fused"]["ratio"], forward["fused"]["called_ratio"]) == (3, 8)
     assert forward["loop"]["ratio"] == 1 and "ratio" not in both["fused"]
+    assert both["loop"] == forward["absent"] == both["absent"] == {"missing": "over 1,000 steps"}
 
 
 def test_a_failing_operation_is_not_timed(monkeypatch):

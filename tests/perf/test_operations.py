@@ -7,9 +7,9 @@ import torch
 
 from linrec.ops import gate_loop
 from perf import engine, matrix
-from perf.engine import BOTH, FORWARD, Calls, Implementation, Row
+from perf.engine import BOTH, FORWARD, Calls, Implementation
 from perf.matrix import ASKED, Matrix, Steps, check_step, limits_of, make_step
-from perf.operations import OPERATIONS, check, make
+from perf.operations import OPERATIONS, Row, check, make
 from perf.peers import PEERS
 from perf.timing import Bench, Budget, Timing, UnsuitedError
 from tests.perf.conftest import wrong
