@@ -125,14 +125,9 @@ class Cells(Command):
     def show(results: Record) -> Iterator[Part]:
         yield Table(
             "training steps per second; time and memory of a step of a sequence",
-            [
-                ("row", "{name}"),
-                ("steps/s", "{steps_per_second[median]:.3g}"),
-                ("us/step", "{us_per_step:.1f}"),
-                ("GiB", "{peak_bytes:.2f GiB}"),
-                ("KiB/step", "{bytes_per_step:.2f KiB}"),
-                ("first s", "{first_seconds:.1f}"),
-            ],
+            "row {name} | steps/s {steps_per_second[median]:.3g} | us/step {us_per_step:.1f} | "
+            "GiB {peak_bytes:.2f GiB} | KiB/step {bytes_per_step:.2f KiB} | "
+            "first s {first_seconds:.1f}",
             [row for row in results["rows"] if "missing" not in row],
         )
         yield from errors(results["rows"], key="missing")

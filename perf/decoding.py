@@ -143,16 +143,10 @@ class Decoding(Command):
         yield Table(
             f"prompts of {protocol['length']} tokens, {protocol['precision']}; % of the speed at which "
             "the fewest bytes of a step move at the rate of a copy",
-            [
-                ("model", "{model}"),
-                ("batch", "{batch}"),
-                ("tokens/s", "{tokens_per_second[median]:,.0f}"),
-                ("ms/step", "{step_ms:.3g}"),
-                ("%", "{share_of_limit:.3g %}"),
-                ("prompt tokens/s", "{prefill_tokens_per_second:,.0f}"),
-                ("first s", "{first_seconds:.1f}"),
-                ("fla's", "{fla[tokens_per_second]:,.0f}"),
-            ],
+            "model {model} | batch {batch} | tokens/s {tokens_per_second[median]:,.0f} | "
+            "ms/step {step_ms:.3g} | % {share_of_limit:.3g %} | "
+            "prompt tokens/s {prefill_tokens_per_second:,.0f} | first s {first_seconds:.1f} | "
+            "fla's {fla[tokens_per_second]:,.0f}",
             [model for model in results["models"] if "missing" not in model],
             wrap=("model",),
         )

@@ -56,7 +56,7 @@ class Iterations(Command):
     def show(results: Record) -> Iterator[Part]:
         names = ("task", "mixer", "weights", "layer", "mode", "iterations")
         counts = [{**run, **count} for run in results["runs"] for count in run["counts"]]
-        yield Table("", [(name, f"{{{name}}}") for name in names], counts, left=5, wrap=names)
+        yield Table("", " | ".join(f"{name} {{{name}}}" for name in names), counts, left=5, wrap=names)
 
 
 def count_iterations(run: Run, device: torch.device, n: int) -> list[Record]:

@@ -112,32 +112,20 @@ class Learners(RowCommand):
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
         rows = [row for row in results["rows"] if "least_ms" in row]
-        captured = [
-            ("captured", "{least_ms[tbptt captured]:.2f}"),
-            ("captured", "{least_ms[rtrl captured]:.2f}"),
-            ("x", "{captured_ratio:.2f}"),
-        ]
+        captured = (
+            "captured {least_ms[tbptt captured]:.2f} | captured {least_ms[rtrl captured]:.2f} | "
+            "x {captured_ratio:.2f} | "
+        )
         yield Table(
             "fewest milliseconds of a chunk; RTRL's time as times of TBPTT's; KiB that RTRL carries",
-            [
-                ("row", "{name}"),
-                ("tbptt", "{least_ms[tbptt]:.2f}"),
-                ("rtrl", "{least_ms[rtrl]:.2f}"),
-                ("x", "{ratio:.2f}"),
-                *(captured if any("captured_ratio" in row for row in rows) else ()),
-                ("KiB", "{memory_bytes[rtrl]:.1f KiB}"),
-            ],
+            "row {name} | tbptt {least_ms[tbptt]:.2f} | rtrl {least_ms[rtrl]:.2f} | x {ratio:.2f} | "
+            + (captured if any("captured_ratio" in row for row in rows) else "")
+            + "KiB {memory_bytes[rtrl]:.1f KiB}",
             rows,
         )
         yield Table(
             "cosine with the gradient of the whole stream, of each layer's mixer, bottom layer first",
-            [
-                ("row", "{name}"),
-                *(
-                    (name, lambda row, name=name: " ".join(f"{of:.3f}" for of in row["cosines"][name]))
-                    for name in RIVALS
-                ),
-            ],
+            " | ".join(["row {name}", *(f"{name} {{cosines[{name}]:.3f}}" for name in RIVALS)]),
             [row for row in results["rows"] if "cosines" in row],
             wrap=tuple(RIVALS),
         )

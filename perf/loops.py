@@ -74,15 +74,8 @@ class Loops(RowCommand):
     def show(results: Record) -> Iterator[Part]:
         yield Table(
             "milliseconds of a call on the device and as Python launches it; times as fast as the loop",
-            [
-                ("row", "{name}"),
-                ("pass", "{pass}"),
-                ("", "{implementation}"),
-                ("ms", "{ms[median]:.3f}"),
-                ("called", "{called_ms[median]:.3f}"),
-                ("x", "{ratio:.1f}"),
-                ("called x", "{called_ratio:.1f}"),
-            ],
+            "row {name} | pass {pass} | {implementation} | ms {ms[median]:.3f} | "
+            "called {called_ms[median]:.3f} | x {ratio:.1f} | called x {called_ratio:.1f}",
             implementations_of(results["rows"]),
             left=3,
             wrap=("ms",),

@@ -86,13 +86,8 @@ class Loss(RowCommand):
         yield Table(
             "forward and backward; % of the rate of a large matrix product; GiB over the inputs, "
             "with gradients",
-            [
-                ("rows x width x classes", "{row}"),
-                ("", "{loss}"),
-                ("ms", "{ms[median]:.2f}"),
-                ("%", "{share:.0f %}"),
-                ("GiB", "{peak_bytes:.2f GiB}"),
-            ],
+            "rows x width x classes {row} | {loss} | ms {ms[median]:.2f} | % {share:.0f %} | "
+            "GiB {peak_bytes:.2f GiB}",
             [
                 {**entry, "row": row["name"], "loss": name}
                 for row in results["rows"]

@@ -19,7 +19,7 @@ from perf.engine import BOTH, DTYPES, FORWARD, PASSES, Calls, Implementation, Re
 from perf.operations import Row, cut, decays, normal
 from perf.ops import PeerCommand, ratios
 from perf.peers import turned
-from perf.table import Cell, Part, Table, errors, missing_peers, passes_of, ratio_to
+from perf.table import SHORT, Part, Table, errors, missing_peers, passes_of
 from perf.timing import Bench, share
 
 Size: TypeAlias = tuple[int, ...]
@@ -283,44 +283,33 @@ class Matrix(PeerCommand):
 
 def show_rows(results: Record, rows: Sequence[Record]) -> Iterator[Part]:
     """Yield times and memory, and the ratios to the peers."""
-
-    def peak_of(name: str, row: Record) -> str:
-        peak = row["peak_bytes"] if name == "linrec" else row.get("peers_peak_bytes", {}).get(name)
-        return "-" if peak is None else f"{peak / 2**30:.2f}"
-
     peers = list(results["peers"])
-    memory = any(row["peak_bytes"] is not None for row in rows)
-    names = ["linrec", *peers] if memory else []
-    columns: list[tuple[str, Cell]] = [
-        ("row", "{name}"),
-        ("fwd", f"{{passes[{FORWARD}][ms][median]:digits}}"),
-        ("fwd+bwd", f"{{passes[{BOTH}][ms][median]:digits}}"),
-    ]
     title = "milliseconds of a call"
-    title += ", and the peak memory of forward and backward in GiB" if memory else ""
-    yield Table(title, [*columns, *((name, partial(peak_of, name)) for name in names)], rows)
+    columns = [
+        "row {name}",
+        *(f"{short} {{passes[{one}][ms][median]:digits}}" for one, short in SHORT.items()),
+    ]
+    if any(row["peak_bytes"] is not None for row in rows):
+        title += ", and the peak memory of forward and backward in GiB"
+        columns.append("linrec {peak_bytes:.2f GiB}")
+        columns += [f"{peer} {{peers_peak_bytes[{peer}]:.2f GiB}}" for peer in peers]
+    yield Table(title, " | ".join(columns), rows, absent="-")
     if peers:
         yield ratios(passes_of(rows), peers)
 
 
 def show_heads(results: Record, rows: Sequence[Record]) -> Iterator[Part]:
     """Yield time and share of the limit by head size, and the largest step between neighbouring sizes."""
-    columns: list[tuple[str, Cell]] = [("row", "{name}")]
-    for name, short in zip(PASSES, ("fwd", "fwd+bwd"), strict=True):
-        columns.append((short, f"{{passes[{name}][ms][median]:digits}}"))
-        columns.append(("%", f"{{passes[{name}][share]:.3g %}}"))
-        if "fla" in results["peers"]:
-            columns.append(("fla", partial(ratio_in, name)))
     title = "ms forward, and forward and backward; % of the limit of memory or matrix products"
+    columns = ["row {name}"]
+    for one, short in SHORT.items():
+        columns += [f"{short} {{passes[{one}][ms][median]:digits}}", f"% {{passes[{one}][share]:.3g %}}"]
+        if "fla" in results["peers"]:
+            columns.append(f"fla {{passes[{one}][peers][fla]:.2g ratio}}")
     title += "; fla: linrec's time over its" if "fla" in results["peers"] else ""
-    yield Table(title, columns, rows)
+    yield Table(title, " | ".join(columns), rows)
     for name in PASSES:
         yield f"{name}: {_largest_step(rows, name)}"
-
-
-def ratio_in(name: str, row: Record) -> str:
-    """Return linrec's time over flash-linear-attention's in a pass."""
-    return ratio_to("fla")(row["passes"][name])
 
 
 def _largest_step(rows: Sequence[Record], name: str) -> str:
@@ -366,12 +355,13 @@ class Steps(PeerCommand):
         rows, peers = [row for row in results["rows"] if "ms" in row], list(results["peers"])
         title = f"milliseconds of a step, and percent of the rate of {results['yardstick']}"
         title += "\nlast linrec's time / the peer's: below 1, linrec is faster" if peers else ""
-        columns: list[tuple[str, Cell]] = [
-            ("row", "{name}"),
-            ("ms", "{ms[median]:digits}"),
-            ("%", "{percent:.0f}"),
-            ("called", "{called_ms[median]:digits}"),
+        columns = [
+            "row {name}",
+            "ms {ms[median]:digits}",
+            "% {percent:.0f}",
+            "called {called_ms[median]:digits}",
         ]
-        yield Table(title, [*columns, *((peer, ratio_to(peer)) for peer in peers)], rows)
+        columns += [f"{peer} {{peers[{peer}]:.2g ratio}}" for peer in peers]
+        yield Table(title, " | ".join(columns), rows)
         yield from missing_peers(rows)
         yield from errors(results["rows"])

@@ -202,6 +202,7 @@ class Models(Command):
             batch_size=self.size.batch,
             precision=self.precision,
             matmul_precision=self.matmul_precision,
+            deterministic=False,
             compile="on" if row.way == "compiled" else "off",
             device=self.device,
         )
@@ -225,34 +226,30 @@ class Models(Command):
             f"{protocol['precision']}; parameters: {counted}"
         )
         best = best_points(results["points"])
+        headings = [length_name(length) for length in lengths]
 
-        def table(title: str, one: str, number: Callable[[Record, int], str]) -> Part:
-            def cell(name: str, length: int) -> str:
-                point = best.get((name, one, length))
-                if point is None:
-                    return ""
+        def table(title: str, one: str, text: Callable[[Record], str]) -> Part:
+            def cell(point: Record) -> str:
                 if "missing" in point:
                     return OUT_OF_MEMORY if point["missing"] == OUT_OF_MEMORY else "failed"
-                return number(point, length)
+                return text(point) if point else ""
 
+            lines = {name: [cell(best.get((name, one, n), {})) for n in lengths] for name in names}
             # "out of memory" takes two lines
-            return grid(title, names, lengths, cell, heading=length_name, width=len("memory"))
+            return grid(title, headings, lines, width=len("memory"))
 
-        def ratio(point: Record, length: int) -> str:
-            baseline = best.get((BASELINE, point["pass"], length), {"missing": "not measured"})
-            return "" if "missing" in baseline else f"{speed(point) / speed(baseline):.2f}"
+        def ratio(point: Record) -> str:
+            baseline = best.get((BASELINE, point["pass"], point["length"]), {})
+            return f"{speed(point) / speed(baseline):.2f}" if "calls_per_second" in baseline else ""
 
         for one in PASSES:
-            yield table(f"{one}, steps per second", one, lambda point, _: three_digits(speed(point)))
+            yield table(f"{one}, steps per second", one, lambda point: three_digits(speed(point)))
         if BASELINE in names and len(names) > 1:
             for one in PASSES:
                 yield table(f"{one}, times as fast as the {BASELINE}", one, ratio)
         if any(point.get("peak_bytes") is not None for point in best.values()):
-            yield table(
-                "training, peak memory in GiB",
-                TRAINING,
-                lambda point, _: three_digits(point["peak_bytes"] / 2**30),
-            )
+            title = "training, peak memory in GiB"
+            yield table(title, TRAINING, lambda point: three_digits(point["peak_bytes"] / 2**30))
         failed = [
             point for point in results["points"] if point.get("missing", OUT_OF_MEMORY) != OUT_OF_MEMORY
         ]
@@ -322,17 +319,15 @@ def draw_points(results: Record, path: Path) -> Path:
     lengths = results["protocol"]["lengths"]
     best = [point for point in best_points(results["points"]).values() if "missing" not in point]
 
-    def curve(wanted: str, name: str) -> tuple[list[float], list[float]]:
+    def curve(wanted: str, name: str) -> list[tuple[int, float]]:
         mine = [point for point in best if (point["model"], point["pass"]) == (name, wanted)]
-        return [point["length"] for point in mine], [speed(point) for point in mine]
+        return [(point["length"], speed(point)) for point in mine]
 
     def finish(axes: Any, wanted: str) -> None:
         if all(point["pass"] != wanted for point in best):
             # an axis of logarithms needs a number
             axes.set_xlim(lengths[0], lengths[-1])
             axes.set_ylim(1, 10)
-        # a power law is a straight line
-        axes.set_yscale("log")
         shown = lengths if len(lengths) <= 5 else [n for n in lengths if n & (n - 1) == 0]
         axes.set_xticks(shown, [length_name(n) for n in shown])
         low, high = axes.get_ylim()
@@ -343,4 +338,4 @@ def draw_points(results: Record, path: Path) -> Path:
             axis.set_minor_formatter(NullFormatter())
 
     names = [model["name"] for model in results["models"]]
-    return draw_panels(path, PASSES, names, curve, y="steps per second", finish=finish)
+    return draw_panels(path, PASSES, names, curve, finish, y="steps per second")

@@ -114,27 +114,16 @@ class Nonlinear(RowCommand):
     def show(results: Record) -> Iterator[Part]:
         yield Table(
             "milliseconds of a call, microseconds of a step; times as fast as the loop",
-            [
-                ("row", "{name}"),
-                ("pass", "{pass}"),
-                ("", "{implementation}"),
-                ("ms", "{ms[median]:.3f}"),
-                ("us/step", "{us_per_step:.1f}"),
-                ("x", lambda entry: f"{entry['ratio']:.1f}" if "ratio" in entry else "-"),
-            ],
+            "row {name} | pass {pass} | {implementation} | ms {ms[median]:.3f} | "
+            "us/step {us_per_step:.1f} | x {ratio:.1f}",
             implementations_of(results["rows"]),
             left=3,
             wrap=("ms",),
+            absent="-",
         )
         yield Table(
             "iterations of Newton's modes, by the gain of the recurrent weights",
-            [
-                ("row", "{name}"),
-                ("mode", "{mode}"),
-                ("gain", "{gain}"),
-                ("iterations", "{iterations}"),
-                ("residual", "{residual:.2g}"),
-            ],
+            "row {name} | mode {mode} | gain {gain} | iterations {iterations} | residual {residual:.2g}",
             [
                 {**entry, "name": row["name"], "mode": mode, "gain": gain}
                 for row in results["rows"]

@@ -11,7 +11,7 @@ from perf.engine import PASSES, Implementation, Record
 from perf.lines import LINES, Line
 from perf.operations import OPERATIONS, Row, calls_of, make
 from perf.peers import PEERS
-from perf.table import Cell, Part, Table, draw_panels, errors, missing_peers, passes_of, ratio_to
+from perf.table import Part, Table, draw_panels, errors, missing_peers, passes_of
 from perf.timing import Bench
 
 PEERS_PER_TABLE = 4
@@ -147,15 +147,9 @@ class Ops(PeerCommand):
         passes = passes_of(rows)
         yield Table(
             f"milliseconds of a call, and percent of the rate of {results['yardstick']}",
-            [
-                ("row", "{name}"),
-                ("pass", "{pass}"),
-                ("ms", "{ms[median]:digits}"),
-                ("20%-80%", "{ms[p20]:digits}-{ms[p80]:digits}"),
-                ("%", "{percent:.0f}"),
-                ("asked", "{target:.0f} {met:yes}"),
-                ("called", "{called_ms[median]:digits}"),
-            ],
+            "row {name} | pass {pass} | ms {ms[median]:digits} | "
+            "20%-80% {ms[p20]:digits}-{ms[p80]:digits} | % {percent:.0f} | "
+            "asked {target:.0f} {met:yes} | called {called_ms[median]:digits}",
             passes,
             left=2,
         )
@@ -165,13 +159,8 @@ class Ops(PeerCommand):
         yield from missing_peers(passes)
         yield Table(
             "other numbers, each to be at most what is asked",
-            [
-                ("row", "{name}"),
-                ("what it is", "{about}"),
-                ("value", "{value:.3g} {unit}"),
-                ("asked", "{target:.3g} {unit}"),
-                ("met", "{met:yes}"),
-            ],
+            "row {name} | what it is {about} | value {value:.3g} {unit} | asked {target:.3g} {unit} | "
+            "met {met:yes}",
             [line for line in lines if "value" in line],
             left=2,
             wrap=("what it is",),
@@ -188,8 +177,8 @@ def ratios(passes: Sequence[Mapping[str, Any]], peers: Sequence[str], digits: st
     title = "linrec's time / the peer's: below 1, linrec is faster"
     if any("asked" in peer for entry in passes for peer in entry["peers"].values()):
         title += "; whether as asked"
-    columns: list[tuple[str, Cell]] = [("row", "{name}"), ("pass", "{pass}")]
-    return Table(title, [*columns, *((peer, ratio_to(peer, digits)) for peer in peers)], passes, left=2)
+    columns = ["row {name}", "pass {pass}", *(f"{peer} {{peers[{peer}]:{digits} ratio}}" for peer in peers)]
+    return Table(title, " | ".join(columns), passes, left=2)
 
 
 def lengths(longest: int) -> list[int]:
@@ -215,15 +204,11 @@ def draw_growth(rows: Sequence[Record], path: Path) -> Path:
                     found.setdefault((one, name), []).append((length, each))
     names = list(dict.fromkeys(name for _, name in found))
 
-    def curve(one: str, name: str) -> tuple[Sequence[float], Sequence[float]]:
-        points = found.get((one, name), ())
-        return [length for length, _ in points], [each for _, each in points]
-
     def finish(axes: Any, one: str) -> None:
-        axes.set_yscale("log")
         axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1.0,), numticks=7))
 
+    def curve(one: str, name: str) -> list[tuple[int, float]]:
+        return found.get((one, name), [])
+
     widths = [2.4 if name == "linrec" else 1.4 for name in names]
-    return draw_panels(
-        path, PASSES, names, curve, y="ns per element", share_y=True, widths=widths, finish=finish
-    )
+    return draw_panels(path, PASSES, names, curve, finish, y="ns per element", share_y=True, widths=widths)

@@ -106,15 +106,9 @@ class Segments(Command):
         yield Table(
             "{n_layers} layers, width {d_model}, {batch} segments of {segment} tokens, "
             "memory of {segment}".format(**results["protocol"]["shape"]),
-            [
-                ("model", "{model}"),
-                ("", "{way}"),
-                ("parameters", "{parameters:,.1f M}M"),
-                ("tokens/s", "{tokens_per_second[median]:,.0f}"),
-                ("ms/step", "{step_ms:.1f}"),
-                ("GiB", "{peak_bytes:.1f GiB}"),
-                ("first s", "{first_seconds:.1f}"),
-            ],
+            "model {model} | {way} | parameters {parameters:,.1f M}M | "
+            "tokens/s {tokens_per_second[median]:,.0f} | ms/step {step_ms:.1f} | "
+            "GiB {peak_bytes:.1f GiB} | first s {first_seconds:.1f}",
             [model for model in results["models"] if "missing" not in model],
             wrap=("model",),
         )

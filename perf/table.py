@@ -4,9 +4,8 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -15,11 +14,9 @@ from perf.engine import PASSES
 from perf.kernels import KINDS
 
 SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
-UNITS = {"": 1, "KiB": 2**10, "GiB": 2**30, "M": 1e6, "%": 0.01}
+UNITS = {"KiB": 2**10, "GiB": 2**30, "M": 1e6, "%": 0.01}
 
 Record: TypeAlias = Mapping[str, Any]
-C = TypeVar("C")
-Cell: TypeAlias = str | Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -28,29 +25,73 @@ class Table:
 
     Args:
         title: a line above the table; none if it is empty.
-        columns: heading and cells of each column. A cell is a format string over the record, such as
-            "{peak_bytes:.2f GiB}" or "{ms[median]:digits}", or a function of the record. A number that the
-            record lacks is an empty cell. A record with "missing" has its reason in place of its numbers.
-        records: the records.
+        columns: heading and format string of each column, with bars between them, such as
+            "row {name} | ms {ms[median]:digits} | GiB {peak_bytes:.2f GiB}"; see `Cells`.
+        records: the records. One with "missing" has its reason in place of its numbers.
         left: number of columns that are aligned to the left.
         wrap: headings of the columns whose cells may take several lines.
         width: greatest width of the columns on the right.
+        absent: the cell of a number that the record lacks.
     """
 
     title: str
-    columns: Sequence[tuple[str, Cell]]
+    columns: str
     records: Sequence[Record]
     left: int = 1
     wrap: Sequence[str] = ()
     width: int | None = None
+    absent: str = ""
 
-    def lines(self) -> Iterator[list[str]]:
-        """Yield the cells of each line."""
+    def draw(self) -> RichTable:
+        """Return the table for a terminal."""
+        columns = [column.partition("{") for column in self.columns.split(" | ")]
+        table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for number, heading in enumerate(heading.strip() for heading, _, _ in columns):
+            table.add_column(
+                heading,
+                justify="left" if number < self.left else "right",
+                no_wrap=heading not in self.wrap and (self.width is None or number < self.left),
+                max_width=None if number < self.left else self.width,
+            )
         for record in self.records:
-            missing = "missing" in record
-            shown = self.columns[: self.left] if missing else self.columns
-            cells = [cell(record) if callable(cell) else _cells(cell, record) for _, cell in shown]
-            yield [*cells, record["missing"]] if missing else cells
+            missing = [record["missing"]] if "missing" in record else []
+            shown = columns[: self.left] if missing else columns
+            cells = [Cells(self.absent).vformat(brace + cell, (), record).strip() for _, brace, cell in shown]
+            table.add_row(*cells, *missing)
+        return table
+
+
+class Cells(string.Formatter):
+    """`str.format` with units behind the digits, as in "{peak_bytes:.2f GiB}", and with absent numbers.
+
+    "digits" are three digits, "yes" says whether a target is met, and "ratio" is linrec's time over that of
+    a peer's entry, with whether it is as asked where a ratio is asked. Each number of a list is formatted.
+    """
+
+    def __init__(self, absent: str = "") -> None:
+        self.absent = absent
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().get_field(field_name, args, kwargs)
+        except (KeyError, TypeError):
+            return None, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        digits, _, unit = format_spec.partition(" ")
+        if unit == "ratio":
+            if value is None or "ratio" not in value:
+                return "-"
+            return f"{value['ratio']:{digits}}" + (f" {yes(value['met'])}" if value.get("asked") else "")
+        if value is None:
+            return self.absent
+        if isinstance(value, list):
+            return " ".join(format(number, digits) for number in value)
+        if digits == "yes":
+            return yes(value)
+        if digits == "digits":
+            digits = ".0f" if value >= 1000 else ".3g"
+        return format(value / UNITS[unit] if unit else value, digits)
 
 
 Part: TypeAlias = Table | str
@@ -61,68 +102,15 @@ def print_parts(console: Console, parts: Iterable[Part]) -> None:
     for part in parts:
         if isinstance(part, str):
             console.print(part, markup=False, highlight=False)
-            continue
-        if not part.records:
-            continue
-        table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for number, (heading, _) in enumerate(part.columns):
-            table.add_column(
-                heading,
-                justify="left" if number < part.left else "right",
-                no_wrap=heading not in part.wrap and (part.width is None or number < part.left),
-                max_width=None if number < part.left else part.width,
-            )
-        for cells in part.lines():
-            table.add_row(*cells)
-        if part.title:
-            console.print(f"\n{part.title}", markup=False, highlight=False)
-        console.print(table)
-
-
-class _Formatter(string.Formatter):
-    """`str.format` with units behind the digits, with `digits` and `yes`, and without missing values."""
-
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        try:
-            return super().get_field(field_name, args, kwargs)
-        except (KeyError, TypeError):
-            return None, field_name
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if value is None:
-            return ""
-        if format_spec == "digits":
-            return number(value)
-        if format_spec == "yes":
-            return yes(value)
-        digits, _, unit = format_spec.partition(" ")
-        return format(value / UNITS[unit] if unit else value, digits)
-
-
-def _cells(text: str, record: Record) -> str:
-    return _Formatter().vformat(text, (), record)
-
-
-def number(milliseconds: float) -> str:
-    """Return three digits."""
-    return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
+        elif part.records:
+            if part.title:
+                console.print(f"\n{part.title}", markup=False, highlight=False)
+            console.print(part.draw())
 
 
 def yes(met: bool) -> str:
     """Return whether a target is met."""
     return "yes" if met else "no"
-
-
-def ratio_to(peer: str, digits: str = ".2g") -> Callable[[Record], str]:
-    """Return a cell: linrec's time over a peer's, and whether it is as asked where a ratio is asked."""
-
-    def cell(entry: Record) -> str:
-        found = entry["peers"].get(peer, {})
-        if "ratio" not in found:
-            return "-"
-        return f"{found['ratio']:{digits}}" + ("" if found.get("asked") is None else f" {yes(found['met'])}")
-
-    return cell
 
 
 def errors(records: Iterable[Record], key: str = "error") -> Iterator[str]:
@@ -163,22 +151,11 @@ def implementations_of(rows: Iterable[Record]) -> list[Record]:
     ]
 
 
-def grid(
-    title: str,
-    lines: Iterable[str],
-    columns: Iterable[C],
-    cell: Callable[[str, C], str],
-    *,
-    heading: Callable[[C], str] = str,
-    **style: Any,
-) -> Table:
-    """Return a table with the cell of each line and column, without a heading over the lines' names."""
-
-    def in_column(column: C, record: Record) -> str:
-        return cell(record["name"], column)
-
-    cells: list[tuple[str, Cell]] = [(heading(column), partial(in_column, column)) for column in columns]
-    return Table(title, [("", "{name}"), *cells], [{"name": name} for name in lines], **style)
+def grid(title: str, headings: Iterable[str], lines: Mapping[str, Iterable[str]], **style: Any) -> Table:
+    """Return a table of cells that are given by their line, without a heading over the lines' names."""
+    columns = [f"{heading} {{cells[{number}]}}" for number, heading in enumerate(headings)]
+    records = [{"name": name, "cells": tuple(cells)} for name, cells in lines.items()]
+    return Table(title, " | ".join(["{name}", *columns]), records, **style)
 
 
 def profiles(records: Iterable[Record], *heading: str) -> Iterator[Table]:
@@ -186,18 +163,14 @@ def profiles(records: Iterable[Record], *heading: str) -> Iterator[Table]:
 
     `heading` are the keys of the values that head a record's column.
     """
-    found = {
-        "\n".join(str(record[key]) for key in heading): record["profile"]
-        for record in records
-        if "kinds" in record.get("profile", {})
-    }
-
-    def cell(kind: str, name: str) -> str:
-        profile = found[name]
-        return f"{100 * (profile['idle'] if kind == 'idle' else profile['kinds'][kind]['share']):.1f}"
-
-    if found:
-        yield grid("percent of the device's time in steps", (*KINDS, "idle"), found, cell, wrap=["", *found])
+    records = [record for record in records if "kinds" in record.get("profile", {})]
+    headings = ["\n".join(str(record[key]) for key in heading) for record in records]
+    shares = [
+        {**record["profile"]["kinds"], "idle": {"share": record["profile"]["idle"]}} for record in records
+    ]
+    lines = {kind: [f"{100 * each[kind]['share']:.1f}" for each in shares] for kind in (*KINDS, "idle")}
+    if records:
+        yield grid("percent of the device's time in steps", headings, lines, wrap=["", *headings])
 
 
 def reasons(records: Iterable[Record], *keys: str) -> Iterator[str]:
@@ -214,17 +187,17 @@ def draw_panels(
     path: Path,
     titles: Sequence[str],
     names: Sequence[str],
-    points: Callable[[str, str], tuple[Sequence[float], Sequence[float]]],
+    points: Callable[[str, str], Sequence[tuple[int, float]]],
+    finish: Callable[[Any, str], None],
     *,
     y: str,
     share_y: bool = False,
     widths: Sequence[float] = (),
-    finish: Callable[[Any, str], None],
 ) -> Path:
-    """Draw curves against length, in two panels side by side.
+    """Draw curves against length, in two panels with logarithmic axes side by side.
 
-    `points` gives x and y of a curve by the panel's title and the curve's name. `finish` completes the axes
-    of a panel. `y` labels the axis on the left. `widths` are the lines' widths.
+    `points` are those of a curve by the panel's title and the curve's name. `finish` completes the axes of a
+    panel. `y` labels the axis on the left. `widths` are the lines' widths.
     """
     # imported here: matplotlib is needed for pictures alone
     from linrec.lab.report import style
@@ -234,18 +207,14 @@ def draw_panels(
     for axes, title in zip(panels, titles, strict=True):
         handles = []
         for place, name in enumerate(names):
-            (line,) = axes.plot(
-                *points(title, name),
-                marker="o",
-                markersize=3,
-                linewidth=widths[place] if widths else 1.6,
-                color=style.colour(place),
-                label=name,
-            )
-            handles.append(line)
+            xs, ys = zip(*points(title, name), strict=True) if points(title, name) else ((), ())
+            width, colour = widths[place] if widths else 1.6, style.colour(place)
+            handles += axes.plot(xs, ys, marker="o", markersize=3, linewidth=width, color=colour, label=name)
         axes.set_title(title, fontsize=style.LETTERS)
         style.finish_axes(axes, x="length (steps)", y=y if axes is panels[0] else "")
         axes.set_xscale("log", base=2)
+        # a power law is a straight line
+        axes.set_yscale("log")
         finish(axes, title)
     style.add_legend(figure, handles)
     return style.save(figure, path)

@@ -10,7 +10,7 @@ import numpy as np
 from linrec.lab.bench import get_suite
 from perf.command import RowCommand, selected
 from perf.engine import Record
-from perf.table import Cell, Part, Table, yes
+from perf.table import Part, Table
 from perf.timing import Bench
 
 # 100,000 ListOps in four minutes, and so on
@@ -41,18 +41,12 @@ class Tasks(RowCommand):
 
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
-        def asked(row: Record) -> str:
-            if "asked" not in row:
-                return ""
-            return "{per_second:,.0f} {unit} ".format(**row["asked"]) + yes(row["asked"]["met"])
-
-        columns: list[tuple[str, Cell]] = [
-            ("task", "{name}"),
-            ("samples/s", "{per_second[samples]:,.0f}"),
-            ("tokens/s", "{per_second[tokens]:,.0f}"),
-            ("asked", asked),
-        ]
-        yield Table("", columns, results["rows"])
+        yield Table(
+            "",
+            "task {name} | samples/s {per_second[samples]:,.0f} | tokens/s {per_second[tokens]:,.0f} | "
+            "asked {asked[per_second]:,.0f} {asked[unit]} {asked[met]:yes}",
+            results["rows"],
+        )
 
 
 def drawn_tasks() -> dict[str, Any]:

@@ -288,16 +288,9 @@ class Training(Command):
             f"{loop['batch_size']} x {results['protocol']['length']} tokens a step, {loop['precision']}; "
             f"% of {matmul['rate'] / 1e12:.3g} TFLOP/s, those of a {matmul['dtype'].removeprefix('torch.')} "
             f"product of {matmul['size']} x {matmul['size']}",
-            [
-                ("preset", "{preset}"),
-                ("mixer", "{mixer}"),
-                ("params", "{parameters:.1f M}M"),
-                ("tokens/s", "{tokens_per_second[median]:,.0f}"),
-                ("lowest", "{tokens_per_second[lowest]:,.0f}"),
-                ("ms/step", "{step_ms:.3g}"),
-                ("GiB", "{peak_bytes:.3g GiB}"),
-                ("%", "{share_of_matmul:.3g %}"),
-            ],
+            "preset {preset} | mixer {mixer} | params {parameters:.1f M}M | "
+            "tokens/s {tokens_per_second[median]:,.0f} | lowest {tokens_per_second[lowest]:,.0f} | "
+            "ms/step {step_ms:.3g} | GiB {peak_bytes:.3g GiB} | % {share_of_matmul:.3g %}",
             measured,
             left=2,
             wrap=("preset", "mixer"),
@@ -341,16 +334,10 @@ def beside(title: str, pairs: Sequence[tuple[Record, Record]]) -> Table:
         records.append({"linrec": model, "fla": fla, "ratio": ratio, "of_peaks": of_peaks})
     return Table(
         title,
-        [
-            ("model", "{linrec[mixer]}"),
-            ("params", "{fla[parameters]:.1f M}M"),
-            ("tokens/s", "{fla[tokens_per_second][median]:,.0f}"),
-            ("GiB", "{fla[peak_bytes]:.3g GiB}"),
-            ("first s", "{fla[first_seconds]:.0f}"),
-            ("linrec's", "{linrec[first_seconds]:.0f}"),
-            ("x", "{ratio:.2f}"),
-            ("GiB x", "{of_peaks:.2f}"),
-        ],
+        "model {linrec[mixer]} | params {fla[parameters]:.1f M}M | "
+        "tokens/s {fla[tokens_per_second][median]:,.0f} | GiB {fla[peak_bytes]:.3g GiB} | "
+        "first s {fla[first_seconds]:.0f} | linrec's {linrec[first_seconds]:.0f} | x {ratio:.2f} | "
+        "GiB x {of_peaks:.2f}",
         records,
         wrap=("model",),
     )
