@@ -60,7 +60,6 @@ class CellRow(Named):
 
     @property
     def eager(self) -> str:
-        """The name's part of a training step that is not compiled."""
         return "" if self.compiled else "-eager"
 
 
@@ -173,7 +172,6 @@ def measured(bench: Bench, row: CellRow) -> Record:
 
 
 def loop_of(row: CellRow, device: torch.device) -> LoopConfig:
-    """Return the recipe's training loop with the row's batch and compilation."""
     return dataclasses.replace(
         RECIPE.loop,
         batch_size=row.batch,

@@ -39,7 +39,6 @@ class Named:
 
     @property
     def name(self) -> str:
-        """The name, by which `--rows` takes the row."""
         return self.template.format(row=self)
 
     def head(self) -> Record:
@@ -61,8 +60,9 @@ class Command:
     quick: bool = False
     out: Path | None = None
 
-    # not options: the list of the records, how long calls are measured, and reasons why a record is missing
-    # that are no failure
+    # not options: packages whose versions are recorded if they are installed, the list of the records, how
+    # long calls are measured, and reasons why a record is missing that are no failure
+    packages: ClassVar[Sequence[str]] = ()
     key: ClassVar[str] = "rows"
     budget: ClassVar[Budget] = BUDGET
     windows: ClassVar[Windows] = WINDOWS
@@ -70,18 +70,12 @@ class Command:
 
     @property
     def folder(self) -> str:
-        """The folder of the files in `results`."""
         return type(self).__name__.lower()
 
     @property
     def suffix(self) -> str:
         """Follows the device in the file's name."""
         return ""
-
-    @property
-    def packages(self) -> Sequence[str]:
-        """Packages whose versions are recorded if they are installed."""
-        return ()
 
     def chosen(self) -> Mapping[str, Any]:
         """Return the rows to measure by name, or raise RefusedError for wrong options."""
@@ -134,7 +128,6 @@ class RowCommand(Command):
         raise NotImplementedError
 
     def chosen(self) -> dict[str, Any]:
-        """Return the rows of the names, all if there are no names."""
         return selected(self.rows, by_name(self.all_rows()))
 
 
@@ -191,7 +184,6 @@ class Report:
 
 
 def say(text: str) -> None:
-    """Tell on standard error that a measurement starts."""
     print(f"measuring {text}", file=sys.stderr, flush=True)
 
 
@@ -204,7 +196,6 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def check_profile(command: Any) -> None:
-    """Raise RefusedError for a profile on the CPU."""
     if command.profile and command.device != "cuda":
         raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
 
@@ -216,5 +207,4 @@ def selected(names: Sequence[str], rows: Mapping[str, R]) -> dict[str, R]:
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, Any]:
-    """Return rows by their names."""
     return {row.name: row for row in rows}

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class Decoding(Command):
     peers: bool = False
     profile: bool = False
 
+    packages = FLA_PACKAGES
     key = "models"
     windows = Windows(seconds=0.2)
 
@@ -64,12 +65,7 @@ class Decoding(Command):
         return f"-{self.size}"
 
     @property
-    def packages(self) -> Sequence[str]:
-        return FLA_PACKAGES if self.peers else ()
-
-    @property
     def prompt(self) -> int:
-        """Tokens of the prompt, with `quick` a few."""
         return 4 if self.quick else self.length
 
     def chosen(self) -> Mapping[str, tuple[str, int]]:
@@ -155,7 +151,6 @@ class Decoding(Command):
 
 
 def generated_by_fla(bench: Bench, model: Model, size: Size, batch: int, length: int) -> Record:
-    """Return tokens per second of `generate` of flash-linear-attention's model."""
     with torch.device(bench.device):
         made: Any = fla_model(model, size, use_cache=True).to(torch.bfloat16).eval()
     prompt = torch.randint(size.vocab_size, (batch, length), device=bench.device)

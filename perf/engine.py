@@ -110,7 +110,6 @@ def calls_of(
 
 
 def outputs_and_gradients(function: Callable[..., Tensor], inputs: Tensors, dy: Tensor) -> Tensors:
-    """Return y and the gradients of all inputs."""
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     y = function(*leaves)
     return y.detach(), *torch.autograd.grad(y, leaves, dy)
@@ -128,7 +127,6 @@ def assert_all_agree(
 
 
 def gradient_names(inputs: Sequence[Tensor]) -> list[str]:
-    """Return names of the results of `outputs_and_gradients`."""
     return ["y", *(f"gradient of input {number}" for number in range(1, len(inputs) + 1))]
 
 

@@ -90,7 +90,6 @@ class Learners(RowCommand):
 
     @property
     def steps(self) -> int:
-        """Steps of the stream whose gradient is the whole one."""
         return 64 if self.quick else 256
 
     def all_rows(self) -> Sequence[LearnerRow | BiasRow]:
@@ -174,7 +173,6 @@ def make(row: LearnerRow, name: str, device: torch.device, *, capture: bool = Fa
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the squared error of every step (b, t)."""
     return (prediction - target).square().mean(-1)
 
 

@@ -55,7 +55,6 @@ class Line:
     key = "lines"
 
     def measured(self, bench: Bench, *, quick: bool) -> dict[str, Any]:
-        """Return the record of the number, or "error"."""
         try:
             found = self.measure(bench, quick)
         except Exception as error:

@@ -93,7 +93,6 @@ def make(row: LoopRow, device: torch.device) -> tuple[Tensors, Tensor]:
 
 
 def run(Wx: Tensor, R: Tensor, *, backend: str) -> Tensor:
-    """Return h of every step, from the state of a new sequence."""
     zeros = torch.zeros_like(Wx[:, 0, 0], dtype=torch.promote_types(Wx.dtype, torch.float32))
     start = (zeros, zeros, zeros, torch.full_like(zeros, -torch.inf))
     return slstm_steps(Wx, R, start, backend=backend)[0]

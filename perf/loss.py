@@ -57,9 +57,7 @@ class Loss(RowCommand):
 
     peers: bool = False
 
-    @property
-    def packages(self) -> Sequence[str]:
-        return ("liger-kernel",) if self.peers else ()
+    packages = ("liger-kernel",)
 
     def all_rows(self) -> Sequence[LossRow]:
         return (QUICK,) if self.quick else ROWS
@@ -112,17 +110,14 @@ def measured(bench: Bench, row: LossRow, name: str) -> Record:
 
 
 def dtype_on(device: torch.device) -> torch.dtype:
-    """Return the dtype of x."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def linrec_loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of linrec, without all logits in memory."""
     return linear_cross_entropy(x, weight, None, targets)[0] / len(targets)
 
 
 def whole(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of a linear layer and torch's cross-entropy."""
     return functional.cross_entropy(functional.linear(x, weight).float(), targets)
 
 

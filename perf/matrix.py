@@ -55,7 +55,6 @@ HEAD_SIZES = tuple((dk, dv) for dk in (16, 32, 48, 64, 96, 128, 192, 256) for dv
 
 
 def rows_of(device: str, sizes: Sequence[Size]) -> list[Row]:
-    """Return a row for each operation and size."""
     dtype = "bf16" if device == "cuda" else "f32"
     return [Row(operation, size, dtype) for size in sizes for operation in ASKED]
 
@@ -140,13 +139,11 @@ def fewest_bytes(inputs: Tensors, y: Tensor, state: Tensor) -> int:
 
 
 def linrec(operation: str, inputs: Tensors, dy: Tensor, **how: str) -> Calls:
-    """linrec itself, in another mode."""
     run = operator(operation)
     return engine.calls_of(lambda *xs: run(*xs, **how)[0], inputs, dy)
 
 
 def attention(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """torch's causal softmax attention of q, k and v, in its own layout."""
     function = partial(functional.scaled_dot_product_attention, is_causal=True)
     return engine.calls_of(function, tuple(map(turned, inputs[:3])), turned(dy), turned)
 
@@ -282,7 +279,6 @@ class Matrix(PeerCommand):
 
 
 def show_rows(results: Record, rows: Sequence[Record]) -> Iterator[Part]:
-    """Yield times and memory, and the ratios to the peers."""
     peers = list(results["peers"])
     title = "milliseconds of a call"
     columns = [

@@ -65,7 +65,6 @@ class Encoder:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, size: Size) -> SequenceClassifierConfig:
-        """Return the configuration at this size."""
         return SequenceClassifierConfig(
             n_outputs=size.n_outputs,
             vocab_size=size.vocab_size,
@@ -79,7 +78,6 @@ class Encoder:
         )
 
     def parameters(self, size: Size) -> int:
-        """Return the number of parameters."""
         with torch.device("meta"):
             return number_of_parameters(SequenceClassifier(self.config(size)))
 
@@ -140,39 +138,33 @@ class Models(Command):
         return size if self.batch is None else dataclasses.replace(size, batch=self.batch)
 
     @property
-    def encoders(self) -> list[Encoder]:
-        """The encoders of the options."""
-        return [encoder for encoder in ENCODERS if not self.models or encoder.name in self.models]
-
-    @property
-    def all_lengths(self) -> list[int]:
-        """The lengths of the options, in order."""
+    def axes(self) -> tuple[Sequence[Way], Sequence[Encoder], Sequence[int]]:
+        """The ways, the encoders and the lengths of the options."""
+        ways: Sequence[Way] = self.ways or (("eager", "compiled") if self.device == "cuda" else ("eager",))
+        encoders = [encoder for encoder in ENCODERS if not self.models or encoder.name in self.models]
         lengths = self.lengths or ((24, 48) if self.quick else LENGTHS)
-        return sorted({*lengths, *(LONGER if self.longest else ())})
-
-    @property
-    def all_ways(self) -> tuple[Way, ...]:
-        """The ways of the options."""
-        return self.ways or (("eager", "compiled") if self.device == "cuda" else ("eager",))
+        return ways, encoders, sorted({*lengths, *(LONGER if self.longest else ())})
 
     def chosen(self) -> Mapping[str, Point]:
         check_names("model", self.models, [encoder.name for encoder in ENCODERS])
-        for name, least in (("lengths", min(self.all_lengths)), ("batch", self.size.batch)):
+        ways, encoders, lengths = self.axes
+        for name, least in (("lengths", min(lengths)), ("batch", self.size.batch)):
             if least < 1:
                 raise RefusedError(f"--{name} must be at least 1; got {least}.")
         # all encoders in one way before the next: the results of an interrupted run can be compared
-        places = itertools.product(self.all_ways, self.encoders, PASSES, self.all_lengths)
+        places = itertools.product(ways, encoders, PASSES, lengths)
         points = [Point(encoder, one, way, length) for way, encoder, one, length in places]
         return {f"{p.encoder.name}, {p.one}, {p.way}, {length_name(p.length)}": p for p in points}
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
+        ways, encoders, lengths = self.axes
         protocol = {
             "size": dataclasses.asdict(self.size),
-            "lengths": self.all_lengths,
+            "lengths": lengths,
             "precision": self.precision,
             "matmul_precision": self.matmul_precision,
             **bench.windows._asdict(),
-            "ways": self.all_ways,
+            "ways": ways,
             "baseline": BASELINE,
         }
         models = [
@@ -181,7 +173,7 @@ class Models(Command):
                 "parameters": encoder.parameters(self.size),
                 "config": dataclasses.asdict(encoder.config(self.size)),
             }
-            for encoder in self.encoders
+            for encoder in encoders
         ]
         return bench, {"protocol": protocol, "models": models}
 
@@ -194,7 +186,6 @@ class Models(Command):
         return place | attempt(partial(self.measured, bench, row))
 
     def measured(self, bench: Bench, row: Point) -> Record:
-        """Return the speed and the memory of a step."""
         shape, device = (self.size.batch, row.length), bench.device
         tokens = torch.randint(self.size.vocab_size, shape, device=device)
         classes = torch.randint(self.size.n_outputs, shape[:1], device=device)
@@ -250,12 +241,10 @@ class Models(Command):
         if any(point.get("peak_bytes") is not None for point in best.values()):
             title = "training, peak memory in GiB"
             yield table(title, TRAINING, lambda point: three_digits(point["peak_bytes"] / 2**30))
-        failed = [
-            point for point in results["points"] if point.get("missing", OUT_OF_MEMORY) != OUT_OF_MEMORY
-        ]
-        for point in failed:
-            place = [point["model"], point["pass"], point["way"], length_name(point["length"])]
-            yield f"{', '.join(place)}: {point['missing']}"
+        for point in results["points"]:
+            if point.get("missing", OUT_OF_MEMORY) != OUT_OF_MEMORY:
+                place = [point["model"], point["pass"], point["way"], length_name(point["length"])]
+                yield f"{', '.join(place)}: {point['missing']}"
 
     def draw(self, results: Record, path: Path) -> Path:
         return draw_points(results, path)
@@ -280,6 +269,12 @@ def step_of(config: SequenceClassifierConfig, one: str, loop: LoopConfig) -> Cal
 
 def best_points(points: Sequence[Record]) -> dict[tuple[str, str, int], Record]:
     """Return the faster way of every model, pass and length; a failure is told before too little memory."""
+
+    def rank(point: Record) -> float:
+        if "missing" in point:
+            return -2 if point["missing"] == OUT_OF_MEMORY else -1
+        return speed(point)
+
     found: dict[tuple[str, str, int], Record] = {}
     for point in points:
         place = (point["model"], point["pass"], point["length"])
@@ -288,15 +283,7 @@ def best_points(points: Sequence[Record]) -> dict[tuple[str, str, int], Record]:
     return found
 
 
-def rank(point: Record) -> float:
-    """Return the speed, or less for points without."""
-    if "missing" in point:
-        return -2 if point["missing"] == OUT_OF_MEMORY else -1
-    return speed(point)
-
-
 def speed(point: Record) -> float:
-    """Return steps per second."""
     median: float = point["calls_per_second"]["median"]
     return median
 
@@ -307,7 +294,6 @@ def length_name(length: int) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Return three digits."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 

@@ -41,8 +41,6 @@ LONG_MS = 1000.0
 
 @dataclass(frozen=True)
 class NonlinearRow(Named):
-    """A cell and its sizes."""
-
     cell: str
     size: int
     time: int
@@ -216,13 +214,11 @@ def make(row: NonlinearRow, device: torch.device) -> tuple[Tensors, Tensor]:
 
 
 def run(x: Tensor, state: Tensor, *weights: Tensor, cell: str, **options: Any) -> Tensor:
-    """Return h of every step."""
     function, diagonal = CELLS[cell]
     return nonlinear_scan(function, x, weights, state=state, diagonal=diagonal, **options)[0]
 
 
 def outcome(row: NonlinearRow, inputs: Tensors, dh: Tensor, **options: Any) -> Tensors:
-    """Return h and all gradients of the first steps."""
     first = (inputs[0][:, :CHECKED_STEPS], *inputs[1:])
     return engine.outputs_and_gradients(partial(run, cell=row.cell, **options), first, dh[:, :CHECKED_STEPS])
 

@@ -44,7 +44,6 @@ class PeerCommand(RowCommand):
 
     @property
     def measured_peers(self) -> list[Implementation]:
-        """The peers that --peers and --without ask for."""
         return [peer for peer in self.known if self.peers and peer.name not in self.without]
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
@@ -173,7 +172,6 @@ class Ops(PeerCommand):
 
 
 def ratios(passes: Sequence[Mapping[str, Any]], peers: Sequence[str], digits: str = ".2g") -> Table:
-    """Return a table of linrec's time over the peers'."""
     title = "linrec's time / the peer's: below 1, linrec is faster"
     if any("asked" in peer for entry in passes for peer in entry["peers"].values()):
         title += "; whether as asked"
@@ -182,7 +180,6 @@ def ratios(passes: Sequence[Mapping[str, Any]], peers: Sequence[str], digits: st
 
 
 def lengths(longest: int) -> list[int]:
-    """Return the lengths of --grow up to `longest`."""
     found = [SHORTEST]
     while found[-1] * FACTOR <= longest:
         found.append(found[-1] * FACTOR)

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,15 +69,11 @@ class Segments(Command):
     peers: bool = False
     profile: bool = False
 
+    packages = (PEER,)
     key = "models"
 
     @property
-    def packages(self) -> Sequence[str]:
-        return [PEER] if self.peers else []
-
-    @property
     def shape(self) -> Shape:
-        """The shape of the models."""
         return QUICK if self.quick else Shape()
 
     def chosen(self) -> Mapping[str, tuple[str, str]]:
@@ -86,7 +82,7 @@ class Segments(Command):
         check_names("model", self.models, [*known, "all"])
         names = known if "all" in self.models else self.models
         ways = WAYS[:1] if self.quick else WAYS[: 3 if self.device == "cuda" else 2]
-        rows = itertools.product([*names, *self.packages], ways)
+        rows = itertools.product([*names, *((PEER,) if self.peers else ())], ways)
         return {f"{name}, {way}": (name, way) for name, way in rows}
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
@@ -190,7 +186,6 @@ class _Peer(nn.Module):
         return logits, [memory.contiguous() for memory in memories]
 
     def start(self) -> list[Tensor]:
-        """Return a full memory of zeros for each layer."""
         sizes = self.shape.batch, self.shape.segment, self.shape.d_model
         return [torch.zeros(sizes) for _ in range(self.shape.n_layers)]
 

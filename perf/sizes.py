@@ -54,7 +54,6 @@ class Model:
     fla: tuple[str, Mapping[str, Any]] | None = None
 
     def config(self, size: Size) -> ModelConfig:
-        """Return the configuration of linrec's model at this size."""
         alone = self.channel_mixing == "none"
         return ModelConfig(
             vocab_size=size.vocab_size,

@@ -43,7 +43,6 @@ class Table:
     absent: str = ""
 
     def draw(self) -> RichTable:
-        """Return the table for a terminal."""
         columns = [column.partition("{") for column in self.columns.split(" | ")]
         table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for number, heading in enumerate(heading.strip() for heading, _, _ in columns):
@@ -98,7 +97,6 @@ Part: TypeAlias = Table | str
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:
-    """Print tables, but for empty ones, and lines."""
     for part in parts:
         if isinstance(part, str):
             console.print(part, markup=False, highlight=False)
@@ -109,7 +107,6 @@ def print_parts(console: Console, parts: Iterable[Part]) -> None:
 
 
 def yes(met: bool) -> str:
-    """Return whether a target is met."""
     return "yes" if met else "no"
 
 

@@ -62,8 +62,6 @@ class Rate(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Speed and memory of training steps."""
-
     first_seconds: float
     rate: Rate
     held_bytes: int | None
@@ -91,7 +89,6 @@ class Bench:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     def measure(

@@ -99,6 +99,7 @@ class Training(Command):
     compile: Literal["auto", "on", "off"] = "auto"
     profile: bool = False
 
+    packages = FLA_PACKAGES
     key = "models"
 
     @property
@@ -106,17 +107,11 @@ class Training(Command):
         return f"-{self.size}-{self.loop.batch_size}x{self.steps}" if self.models else ""
 
     @property
-    def packages(self) -> Sequence[str]:
-        return FLA_PACKAGES if self.peers else ()
-
-    @property
     def steps(self) -> int:
-        """Tokens of a sequence, with `quick` a few."""
         return 16 if self.quick else self.length
 
     @property
     def loop(self) -> LoopConfig:
-        """The training loop of the options."""
         return LoopConfig(
             batch_size=2 if self.quick else self.batch,
             accumulate=self.accumulate,
@@ -257,7 +252,6 @@ class Training(Command):
         return found
 
     def tokens(self, bench: Bench, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """Return random inputs and targets."""
         tokens = torch.randint(vocab_size, (self.loop.batch_size, self.steps + 1), device=bench.device)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -323,7 +317,6 @@ def earlier_records(report: Report) -> list[Record]:
 
 
 def beside(title: str, pairs: Sequence[tuple[Record, Record]]) -> Table:
-    """Return a table of flash-linear-attention's numbers beside linrec's."""
     records = []
     for model, fla in pairs:
         if "tokens_per_second" not in fla:
@@ -381,7 +374,6 @@ def flops_per_token(model: LanguageModel, length: int) -> int:
 
 
 def number_of_parameters(model: nn.Module) -> int:
-    """Return the number of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
