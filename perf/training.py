@@ -446,48 +446,33 @@ def fla_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-def draw_models(results: dict[str, Any], path: Path) -> Path:
+def draw_models(results: Record, path: Path) -> Path:
     """Draw the tokens per second of models of one size, fastest first, beside flash-linear-attention's."""
     # imported here: matplotlib is needed for the picture alone
-    from matplotlib.lines import Line2D
-
     from linrec.lab.report import style
 
     measured = [model for model in results["models"] if "missing" not in model]
     measured.sort(key=lambda model: model["tokens_per_second"]["median"])
     figure = style.make_figure(1.2 + 0.34 * max(3, len(measured)))
     axes = figure.subplots()
-    handles: list[Line2D] = []
-    bars = {
-        "linrec": [(place, model) for place, model in enumerate(measured)],
-        "flash-linear-attention": [
-            (place, model["fla"])
-            for place, model in enumerate(measured)
-            if "tokens_per_second" in model.get("fla", {})
-        ],
-    }
-    paired = {place for place, _ in bars["flash-linear-attention"]}
-    for number, (name, found) in enumerate(bars.items()):
-        for place, model in found:
-            rate = model["tokens_per_second"]["median"] / 1000
-            middle = place + (0.19, -0.19)[number] if place in paired else place
-            axes.barh(middle, rate, 0.36, color=style.colour(number), zorder=3)
-            memory = "" if model["peak_bytes"] is None else f", {model['peak_bytes'] / 2**30:.1f} GiB"
-            text = axes.annotate(
-                f"{rate:.0f}{memory}",
-                (rate, middle),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=style.LETTERS - 3,
-            )
+    paired = ["tokens_per_second" in model.get("fla", {}) for model in measured]
+    sides = {"linrec": dict(enumerate(measured))}
+    if any(paired):
+        sides["flash-linear-attention"] = {n: measured[n]["fla"] for n, pair in enumerate(paired) if pair}
+    handles: list[Any] = []
+    for number, (name, found) in enumerate(sides.items()):
+        places = [place + (0.19, -0.19)[number] if paired[place] else place for place in found]
+        rates = [model["tokens_per_second"]["median"] / 1000 for model in found.values()]
+        peaks = [model["peak_bytes"] for model in found.values()]
+        memory = ["" if peak is None else f", {peak / 2**30:.1f} GiB" for peak in peaks]
+        bars = axes.barh(places, rates, 0.36, color=style.colour(number), label=name, zorder=3)
+        labels = [f"{rate:.0f}{more}" for rate, more in zip(rates, memory, strict=True)]
+        for text in axes.bar_label(bars, labels, padding=4, fontsize=style.LETTERS - 3):
             # over the lines of the grid
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
             # beside a bar that is long by far, the number stays in the room at the right
             text.set_in_layout(False)
-        # no legend for a side without bars
-        if found or number == 0:
-            handles.append(Line2D([], [], color=style.colour(number), linewidth=6, label=name))
+        handles.append(bars)
     for model in measured:
         if model["mixer"] == "transformer":
             rate = model["tokens_per_second"]["median"] / 1000
