@@ -10,13 +10,12 @@ import tyro
 from perf.cells import Cells
 from perf.command import Command, RefusedError
 from perf.decoding import Decoding
-from perf.iterations import Iterations
 from perf.learners import Learners
 from perf.loops import Loops
 from perf.loss import Loss
 from perf.matrix import Matrix, Steps
 from perf.models import Models
-from perf.nonlinear import Nonlinear
+from perf.nonlinear import Iterations, Nonlinear
 from perf.ops import Ops
 from perf.segments import Segments
 from perf.tasks import Tasks
@@ -43,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command.device == "cuda" and not torch.cuda.is_available():
             raise RefusedError("there is no CUDA device here; pass --device cpu.")
-        return command.run(shlex.join(["python", "-m", "perf", *words]))
+        try:
+            rows = command.chosen()
+        except ValueError as error:
+            raise RefusedError(error) from error
+        return command.run(rows, shlex.join(["python", "-m", "perf", *words]))
     except RefusedError as error:
         print(f"perf: {error}", file=sys.stderr)
         return 2

@@ -133,12 +133,8 @@ class Cells(Command):
 
 
 def check_model(name: str) -> None:
-    """Raise RefusedError unless the name is that of a mixer on `nonlinear_scan`."""
-    try:
-        recurrence = mixers.get(name).recurrence
-    except ValueError as error:
-        raise RefusedError(error) from error
-    if recurrence != OPERATOR.name:
+    """Raise ValueError unless the name is that of a mixer on `nonlinear_scan`."""
+    if mixers.get(name).recurrence != OPERATOR.name:
         raise RefusedError(
             f"--models takes mixers on `{OPERATOR.name}`, such as lem; got {name!r}, a mixer without it."
         )

@@ -27,7 +27,7 @@ R = TypeVar("R")
 HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class RefusedError(Exception):
+class RefusedError(ValueError):
     """The options do not fit together or name something unknown; the message says what to do."""
 
 
@@ -78,7 +78,7 @@ class Command:
         return ""
 
     def chosen(self) -> Mapping[str, Any]:
-        """Return the rows to measure by name, or raise RefusedError for wrong options."""
+        """Return the rows to measure by name, or raise ValueError for wrong options."""
         raise NotImplementedError
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
@@ -98,9 +98,8 @@ class Command:
         """Draw the results if the command has a picture, and return its path."""
         return None
 
-    def run(self, line: str) -> int:
+    def run(self, rows: Mapping[str, Any], line: str) -> int:
         """Measure the rows, write and print the results; return the exit status."""
-        rows = self.chosen()
         bench, fields = self.about(self.bench())
         report = Report(self, line, **fields)
         report.measure(rows, partial(self.measure, bench))
@@ -188,11 +187,11 @@ def say(text: str) -> None:
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise RefusedError, with the nearest name, for the first name that is not known."""
+    """Raise ValueError, with the nearest name, for the first name that is not known."""
     known = list(known)
     for name in names:
         if name not in known:
-            raise RefusedError(unknown(kind, name, known))
+            raise unknown(kind, name, known)
 
 
 def check_profile(command: Any) -> None:

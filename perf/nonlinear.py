@@ -1,18 +1,26 @@
-"""`python -m perf nonlinear`: nonlinear recurrences, step by step and by Newton's method."""
+"""`python -m perf nonlinear` and `iterations`: nonlinear recurrences, step by step and by Newton's method."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor, nn
 
+from linrec.errors import RunFolderError
+from linrec.lab.train import load_run
+from linrec.lab.train.fabric import seed_all
+from linrec.lab.train.run import Run
+from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops.core.backends import choose
-from linrec.ops.core.call import Call, Result
+from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError, nonlinear_scan
 from perf import engine
-from perf.command import Named, RowCommand
+from perf.command import Command, Named, RefusedError, RowCommand
 from perf.engine import Calls, Record, Tensors
 from perf.loops import layer_calls
 from perf.operations import normal
@@ -230,3 +238,93 @@ def run_as(call: Call, mode: str, **changes: Any) -> Result:
     inputs = call.inputs._replace(**of_inputs, newton=call.inputs.newton.but(**options))
     device, name = inputs.x.device.type, call.backend.name
     return OPERATOR.run(inputs, choose(OPERATOR.name, OPERATOR.backends, inputs, device, mode, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iterations(Command):
+    """Newton's iterations that a trained model needs, with its initial and its trained weights.
+
+    Args:
+        runs: run folders of sequence classifiers with mixers on nonlinear_scan.
+        samples: number of validation samples.
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    samples: int = 16
+
+    key = "runs"
+
+    def chosen(self) -> Mapping[str, Run]:
+        runs = {}
+        for folder in self.runs:
+            try:
+                runs[str(folder)] = run = load_run(folder)
+            except RunFolderError as error:
+                raise RefusedError(error) from error
+            if not isinstance(run.config.model, SequenceClassifierConfig):
+                raise RefusedError(f"{folder} must be the run of a sequence classifier.")
+        return runs
+
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        return bench, {"samples": self.samples}
+
+    def measure(self, bench: Bench, row: Run) -> Record:
+        names = {"run": str(row.path), "task": row.config.name, "mixer": row.config.model.mixer}
+        return {**names, "counts": iterations_of(row, bench.device, self.samples)}
+
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        names = ("task", "mixer", "weights", "layer", "mode", "iterations")
+        counts = [{**run, **count} for run in results["runs"] for count in run["counts"]]
+        yield Table("", " | ".join(f"{name} {{{name}}}" for name in names), counts, left=5, wrap=names)
+
+
+def iterations_of(run: Run, device: torch.device, n: int) -> list[Record]:
+    """Return iterations of n validation samples with initial and trained weights, by layer and mode."""
+    config = run.config.model
+    assert isinstance(config, SequenceClassifierConfig)
+    batch = run.config.task.prepared().split("validation").rows(torch.arange(n))
+    inputs = batch.inputs.to(device)
+    lengths, dt = (None if part is None else part.to(device) for part in (batch.lengths, batch.dt))
+    seed_all(run.config.loop.seed)
+    found = []
+    for weights, model in ("start", SequenceClassifier(config)), ("end", run.classifier()):
+        counts: list[Record] = []
+        with torch.no_grad(), counting(counts):
+            model.eval().to(device)(inputs, lengths=lengths, dt=dt)
+        found += [{"weights": weights, **count} for count in counts]
+    return found
+
+
+@contextmanager
+def counting(counts: list[Record]) -> Iterator[None]:
+    """Add the iterations of every call of `nonlinear_scan` within the context to `counts`."""
+    layers = 0
+
+    def handler(call: Call, proceed: Callable[[], Result]) -> Result:
+        nonlocal layers
+        if call.operator is OPERATOR:
+            for mode in (NEWTON, QUASI):
+                counts.append({"layer": layers, "mode": mode, **counted(call, mode)})
+            layers += 1
+        return proceed()
+
+    with handling(handler):
+        yield
+
+
+def counted(call: Call, mode: str) -> Record:
+    """Return the iterations of a call in a mode, or "missing"."""
+    x, state = call.inputs.x, call.inputs.state
+    size = (x if state is None else state).shape[-1]
+    sizes = {"steps": x.shape[1], "state": size}
+    # "quasi_newton" needs a diagonal for larger states, which mixers do not give
+    if size > NEWTON_STATE:
+        return sizes | {"missing": f"state over {NEWTON_STATE}"}
+    report = Convergence().to(x.device)
+    limited = {"max_iterations": MAX_ITERATIONS, "convergence": report, "otherwise": "error"}
+    try:
+        run_as(call, mode, gradient="auto", **limited)
+    except ConvergenceError:
+        return sizes | {"missing": f"no convergence in {MAX_ITERATIONS}"}
+    return sizes | {"iterations": int(report.iterations)}

@@ -1,6 +1,7 @@
 """`python -m perf training`: tokens per second of language models in the training step of `linrec train`."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,26 +134,17 @@ class Training(Command):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RefusedError(f"--{name} must be at least 1; got {value}.")
-        try:
-            # refuses options that do not fit together
-            _ = self.loop
-            jobs = self.jobs()
-        except ValueError as error:
-            raise RefusedError(error) from error
-        return {f"{job.preset}, {job.mixer}": job for job in jobs}
-
-    def jobs(self) -> list[Job]:
-        """Return the models to train, or raise ValueError for an unknown name."""
+        # refuses options that do not fit together
+        _ = self.loop
         if self.models:
             models, size = sized(self.models, self.size)
             size = QUICK if self.quick else size
-            return [Job(self.size, name, model.config(size), (model, size)) for name, model in models.items()]
-        configs = [
-            (name, model_config(name, mixer, quick=self.quick))
-            for name in self.presets
-            for mixer in self.mixers or (None,)
-        ]
-        return [Job(name, spelled(config.mixer_pattern), config) for name, config in configs]
+            jobs = [Job(self.size, name, model.config(size), (model, size)) for name, model in models.items()]
+        else:
+            pairs = itertools.product(self.presets, self.mixers or (None,))
+            configs = [(name, model_config(name, mixer, quick=self.quick)) for name, mixer in pairs]
+            jobs = [Job(name, spelled(config.mixer_pattern), config) for name, config in configs]
+        return {f"{job.preset}, {job.mixer}": job for job in jobs}
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
         # the precision of most of the model's products
@@ -169,9 +161,8 @@ class Training(Command):
         }
         return bench, {"protocol": protocol, "matmul": product}
 
-    def run(self, line: str) -> int:
+    def run(self, rows: Mapping[str, Job], line: str) -> int:
         """Measure the models; those of one size replace their records of earlier calls."""
-        jobs = self.chosen()
         bench, fields = self.about(self.bench())
         report = Report(self, line, **fields)
         records = report.results["models"]
@@ -195,7 +186,7 @@ class Training(Command):
             records[:] = [record for record in records if record not in earlier]
             return entry
 
-        report.measure(jobs, measure)
+        report.measure(rows, measure)
         if self.models:
             records.sort(key=lambda record: [*MODELS].index(record["mixer"]))
             report.write()

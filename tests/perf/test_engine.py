@@ -8,7 +8,6 @@ import torch
 
 from linrec.ops import gate_loop
 from perf import cells, command, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
-from perf.command import RefusedError
 from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation
 from perf.kernels import KINDS, Kernel, kind_of, summary
 from perf.operations import OPERATIONS, Row, calls_of, make
@@ -204,7 +203,7 @@ def test_names_of_rows_are_unique_and_select_them(device):
         assert len(found) == len(rows)
         assert command.selected([], found) == found
         assert list(command.selected([rows[-1].name], found)) == [rows[-1].name]
-    with pytest.raises(RefusedError, match="did you mean"):
+    with pytest.raises(ValueError, match="did you mean"):
         command.selected([of_heads[0].name + "0"], command.by_name(of_heads))
 
 

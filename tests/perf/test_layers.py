@@ -17,9 +17,8 @@ from linrec.testing import assert_agree
 from perf import cells, loss, nonlinear, tasks
 from perf.__main__ import main
 from perf.cells import CellRow, Cells, gradient_of_loops, model_of
-from perf.iterations import counting
 from perf.loss import LOSSES, QUICK, WHOLE
-from perf.nonlinear import CELLS, Nonlinear, NonlinearRow
+from perf.nonlinear import CELLS, Nonlinear, NonlinearRow, counting
 from perf.timing import Bench, Windows
 from tests.tiers import thorough, tiered
 
