@@ -34,6 +34,7 @@ class Calls:
         passes: the call to time, by the name of the pass.
         outputs: computes the outputs in torch's layout, for comparison.
         waits: whether the calls wait for their results, on a stream that is not torch's.
+        same: whether they compute what linrec computes; softmax attention does not.
         check: raises AssertionError if the results are wrong; None compares nothing.
         n_bytes: the fewest bytes that each pass reads and writes, to compare it with a yardstick.
         dtype: the dtype of the addition that is the yardstick on the CPU.
@@ -42,6 +43,7 @@ class Calls:
     passes: Mapping[str, Callable[[], Any]]
     outputs: Callable[[], Tensors]
     waits: bool = False
+    same: bool = True
     check: Callable[[], None] | None = None
     n_bytes: Mapping[str, int] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
@@ -59,7 +61,6 @@ class Implementation:
             inputs to the layout that the implementation takes, before the clock starts.
         operations: the operations that it has; empty for all.
         device: the only type of device that it is measured on, if there is one.
-        same: whether it computes what linrec computes; softmax attention does not.
     """
 
     name: str
@@ -68,7 +69,6 @@ class Implementation:
     prepare: Callable[..., Calls]
     operations: tuple[str, ...] = ()
     device: str | None = None
-    same: bool = True
 
     @property
     def installed(self) -> bool:
@@ -79,6 +79,8 @@ class Implementation:
         """Return the calls, or raise UnsuitedError for an operation or a device that it lacks."""
         if self.operations and operation not in self.operations:
             raise UnsuitedError(f"has no {operation}")
+        if not self.installed:
+            raise UnsuitedError("not installed")
         if self.device is not None and inputs[0].device.type != self.device:
             where = "runs on CUDA" if self.device == "cuda" else "is measured on the CPU"
             raise UnsuitedError(f"{where} alone")
@@ -181,77 +183,60 @@ def add_ratio(entry: Record, baseline: Record) -> None:
             entry[time.replace("ms", "ratio")] = baseline[time]["median"] / entry[time]["median"]
 
 
+def entry_of_call(bench: Bench, calls: Calls, one: str) -> Record:
+    """Return the entry of a pass on the device, beside the yardstick if its bytes are known."""
+    if calls.n_bytes:
+        return beside_yardstick(bench, calls.passes[one], calls.n_bytes[one], calls.dtype)
+    return timed(bench, calls.passes[one], wall_clock=calls.waits, replayed=True)
+
+
 def measure_each(
+    bench: Bench,
     implementations: Mapping[str, Callable[[], Calls]],
-    entry_of: Callable[[Callable[[], Any]], Record],
     baseline: str,
+    entry_of: Callable[[Bench, Calls, str], Record] = entry_of_call,
+    *,
+    compared: bool = False,
+    memory: bool = False,
 ) -> Record:
     """Check and time implementations; return "passes", by pass and implementation, or "error".
 
-    Each function of `implementations` returns the calls, or raises an error, which makes the entries
-    "missing". `entry_of` times a call. Each entry has its ratio to the entry of `baseline`.
+    Args:
+        bench: the device.
+        implementations: functions that return the calls; an error makes the entries "missing".
+        baseline: name of the implementation to whose time the ratios are.
+        entry_of: times a pass.
+        compared: whether outputs of others are compared with those of the baseline, which comes first; an
+            entry has "off", the difference, where they differ.
+        memory: whether "peaks" are returned, of forward and backward, beyond the inputs.
     """
-    passes: dict[str, dict[str, Record]] = {one: {} for one in PASSES}
+    passes: dict[str, dict[str, Record]] = {}
+    peaks: dict[str, int | None] = {}
+    outputs: Tensors = ()
     for name, prepare in implementations.items():
         try:
-            calls = prepare()
+            calls, off = prepare(), 0.0
+            if compared and name != baseline and calls.same:
+                off = max(map(difference, calls.outputs(), outputs))
         except Exception as error:
-            for entries in passes.values():
-                entries[name] = {"missing": why(error)}
+            for one in passes or PASSES:
+                passes.setdefault(one, {})[name] = {"missing": why(error)}
             continue
         if wrong := failure(calls.check):
             return {"error": f"{name}: {wrong}"}
-        for one, call in calls.passes.items():
-            passes[one][name] = attempt(partial(entry_of, call))
+        if compared and name == baseline:
+            outputs = calls.outputs()
+        for one in calls.passes:
+            entry = attempt(partial(entry_of, bench, calls, one))
+            if compared and name == baseline and "missing" in entry:
+                return {"error": f"{name}: {entry['missing']}"}
+            passes.setdefault(one, {})[name] = entry | ({"off": off} if off > CLOSE else {})
+        if memory and "ms" in passes[BOTH][name]:
+            peaks[name] = bench.peak_of(calls.passes[BOTH])
     for entries in passes.values():
         for entry in entries.values():
             add_ratio(entry, entries[baseline])
-    return {"passes": passes}
-
-
-def measure_with_peers(
-    bench: Bench,
-    calls: Calls,
-    peers: Sequence[Implementation],
-    *arguments: Any,
-    memory: bool = False,
-) -> Record:
-    """Check and time linrec's calls, and the peers on the same arguments; return "passes", or "error".
-
-    With `memory`, "peak_bytes" and "peers_peak_bytes" are the peaks of both passes, beyond the inputs.
-    """
-    if wrong := failure(calls.check):
-        return {"error": wrong}
-    passes: dict[str, Record] = {}
-    for name, call in calls.passes.items():
-        if calls.n_bytes:
-            entry = beside_yardstick(bench, call, calls.n_bytes[name], calls.dtype)
-        else:
-            entry = timed(bench, call, replayed=True)
-        passes[name] = entry | {"peers": {}}
-    result: Record = {"passes": passes}
-    if memory:
-        result["peak_bytes"] = bench.peak_of(calls.passes[BOTH])
-    outputs = calls.outputs() if peers else ()
-    for peer in peers:
-        try:
-            if not peer.installed:
-                raise UnsuitedError("not installed")
-            theirs = peer.calls(*arguments)
-            off = max(map(difference, theirs.outputs(), outputs)) if peer.same else 0.0
-        except Exception as error:
-            for entry in passes.values():
-                entry["peers"][peer.name] = {"missing": why(error)}
-            continue
-        for name, call in theirs.passes.items():
-            entry = attempt(partial(timed, bench, call, wall_clock=theirs.waits, replayed=True))
-            entry |= {"off": off} if off > CLOSE else {}
-            add_ratio(entry, passes[name])
-            passes[name]["peers"][peer.name] = entry
-        if memory and "ms" in passes[BOTH]["peers"][peer.name]:
-            peak = bench.peak_of(theirs.passes[BOTH])
-            result.setdefault("peers_peak_bytes", {})[peer.name] = peak
-    return result
+    return {"passes": passes} | ({"peaks": peaks} if memory else {})
 
 
 def difference(output: Tensor, right: Tensor) -> float:

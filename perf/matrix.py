@@ -145,7 +145,7 @@ def linrec(operation: str, inputs: Tensors, dy: Tensor, **how: str) -> Calls:
 
 def attention(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
     function = partial(functional.scaled_dot_product_attention, is_causal=True)
-    return engine.calls_of(function, tuple(map(turned, inputs[:3])), turned(dy), turned)
+    return engine.calls_of(function, tuple(map(turned, inputs[:3])), turned(dy), turned, same=False)
 
 
 # the name in fla.ops, and the arguments after q, k and v of the chunkwise and the recurrent function
@@ -199,7 +199,7 @@ FUSED = "flash-linear-attention's fused_recurrent_* of the same recurrence"
 MATRIX_PEERS = (
     Implementation("torch", "linrec's own torch backend, chunkwise", "torch", CHUNKWISE),
     Implementation("reference", "linrec's reference, a loop over time", "torch", REFERENCE, device="cpu"),
-    Implementation("attention", ATTENTION, "torch", attention, same=False),
+    Implementation("attention", ATTENTION, "torch", attention),
     Implementation("fla", CHUNKS, "fla", fla, device="cuda"),
 )
 STEP_PEERS = (
@@ -255,7 +255,7 @@ class Matrix(PeerCommand):
         run = operator(row.operation)
         calls = engine.calls_of(lambda *xs: run(*xs)[0], inputs, dy, check=partial(check, row, inputs, dy))
         given = (row.operation, inputs, dy)
-        found = engine.measure_with_peers(bench, calls, self.measured_peers, *given, memory=True)
+        found = self.beside_peers(bench, calls, *given, memory=True)
         for name, entry in found.get("passes", {}).items():
             if self.heads:
                 rates = zip(limits_of(row)[name], (bench.copy, bench.product), strict=True)
@@ -342,7 +342,7 @@ class Steps(PeerCommand):
             dtype=state.dtype,
         )
         given = (row.operation, inputs, state)
-        found = engine.measure_with_peers(bench, calls, self.measured_peers, *given)
+        found = self.beside_peers(bench, calls, *given)
         found |= found.pop("passes", {}).get(FORWARD, {})
         return {**row.head(), "checked": CHECKED_STEP, **found}
 

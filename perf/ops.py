@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from perf import engine
 from perf.command import RefusedError, RowCommand, check_names
-from perf.engine import PASSES, Implementation, Record
+from perf.engine import PASSES, Calls, Implementation, Record
 from perf.lines import LINES, Line
 from perf.operations import OPERATIONS, Row, calls_of, make
 from perf.peers import PEERS
@@ -52,6 +53,21 @@ class PeerCommand(RowCommand):
         }
         bench, yardstick = bench.with_copy(quick=self.quick)
         return bench, {"budget": bench.budget._asdict(), "peers": peers, **yardstick}
+
+    def beside_peers(self, bench: Bench, calls: Calls, *given: Any, memory: bool = False) -> Record:
+        """Measure linrec's calls, and the peers on the same arguments.
+
+        Each pass is linrec's entry, with "peers". With `memory`, "peak_bytes" is linrec's peak of forward and
+        backward, beyond the inputs.
+        """
+        peers = {peer.name: partial(peer.calls, *given) for peer in self.measured_peers}
+        implementations = {"linrec": lambda: calls} | peers
+        found = engine.measure_each(bench, implementations, "linrec", compared=True, memory=memory)
+        for one, entries in found.get("passes", {}).items():
+            found["passes"][one] = {**entries.pop("linrec"), "peers": entries}
+        if peaks := found.pop("peaks", {}):
+            found |= {"peak_bytes": peaks.pop("linrec"), "peers_peak_bytes": peaks}
+        return found
 
 
 # (batch, time, channels)
@@ -135,7 +151,7 @@ class Ops(PeerCommand):
         if isinstance(row, Line):
             return row.measured(bench, quick=self.quick)
         given = (row.operation, *make(row, bench.device))
-        found = engine.measure_with_peers(bench, calls_of(*given), self.measured_peers, *given)
+        found = self.beside_peers(bench, calls_of(*given), *given)
         for entry, target in zip(found.get("passes", {}).values(), row.targets, strict=False):
             entry |= {"target": target, "met": None if target is None else entry["percent"] >= target}
         return {**row.head(), "checked": OPERATIONS[row.operation].checked, **found}

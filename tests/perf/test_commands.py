@@ -187,7 +187,7 @@ def test_a_wrong_output_is_no_point_of_growth(monkeypatch, run, tmp_path):
     monkeypatch.setattr(operations, "scan", wrong(operations.scan))
     status, results, printed = run("ops", "--grow")
     assert status == 1 and not any("passes" in row for row in results["rows"])
-    assert "scan-f32-1x512x64: wrong, so not timed: y" in " ".join(printed.split())
+    assert "scan-f32-1x512x64: linrec: wrong, so not timed: y" in " ".join(printed.split())
     assert not list(tmp_path.glob("out/*.png"))
 
 

@@ -10,7 +10,7 @@ from linrec.ops import gate_loop
 from perf import cells, command, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
 from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation
 from perf.kernels import KINDS, Kernel, kind_of, summary
-from perf.operations import OPERATIONS, Row, calls_of, make
+from perf.operations import OPERATIONS, Row
 from perf.timing import Bench, Budget, Timing, UnsuitedError, Windows, why
 from tests.perf.conftest import wrong
 
@@ -99,7 +99,7 @@ def test_the_yardstick_of_cuda_is_a_copy(monkeypatch):
     assert bench.copy == fields["copy_rate"] == 2**21 / 2e-3 and fields["yardstick"] == "a copy on the device"
 
 
-def test_peers_that_cannot_are_listed_with_the_reason():
+def test_peers_that_cannot_are_listed_with_the_reason(monkeypatch):
     def raises(operation, inputs, dy):
         raise RuntimeError("needs CUDA\nTraceback ...")
 
@@ -108,6 +108,9 @@ def test_peers_that_cannot_are_listed_with_the_reason():
 
     def other(operation, inputs, dy):
         return Calls({FORWARD: lambda: None, BOTH: lambda: None}, lambda: (2 * inputs[1],))
+
+    def different(operation, inputs, dy):
+        return dataclasses.replace(other(operation, inputs, dy), same=False)
 
     def half(operation, inputs, dy):
         run = OPERATIONS[operation].run
@@ -118,11 +121,11 @@ def test_peers_that_cannot_are_listed_with_the_reason():
         Implementation("raises", "", "torch", raises),
         Implementation("unsuited", "", "torch", unsuited),
         Implementation("other", "", "torch", other),
-        Implementation("different", "", "torch", other, same=False),
+        Implementation("different", "", "torch", different),
         Implementation("half", "", "torch", half),
     ]
-    given = ("scan", *make(row(), CPU.device))
-    passes = engine.measure_with_peers(CPU, calls_of(*given), peers, *given, memory=True)["passes"]
+    monkeypatch.setattr(ops.Ops, "known", peers)
+    passes = ops.Ops("cpu", peers=True).measure(CPU, row())["passes"]
     forward, both = (passes[name]["peers"] for name in PASSES)
     assert forward["absent"] == {"missing": "not installed"}
     assert forward["raises"] == {"missing": "RuntimeError: needs CUDA"}
@@ -144,6 +147,9 @@ def test_ratios_to_a_baseline():
     def too_long():
         raise UnsuitedError("over 1,000 steps")
 
+    def called(bench, calls, one):
+        return calls.passes[one]()
+
     def calls(forward, both):
         return lambda: Calls({FORWARD: forward, BOTH: both}, lambda: ())
 
@@ -152,7 +158,7 @@ def test_ratios_to_a_baseline():
         "fused": calls(lambda: entry(2, 1), lambda: entry(3, 3)),
         "absent": too_long,
     }
-    forward, both = engine.measure_each(implementations, lambda call: call(), "loop")["passes"].values()
+    forward, both = engine.measure_each(CPU, implementations, "loop", called)["passes"].values()
     assert (forward["fused"]["ratio"], forward["fused"]["called_ratio"]) == (3, 8)
     assert forward["loop"]["ratio"] == 1 and "ratio" not in both["fused"]
     assert both["loop"] == forward["absent"] == both["absent"] == {"missing": "over 1,000 steps"}
@@ -164,7 +170,10 @@ def test_a_failing_operation_is_not_timed(monkeypatch):
 
     monkeypatch.setattr("perf.operations.scan", broken)
     result = ops.Ops("cpu").measure(CPU, row())
-    assert result["error"] == "failed, so not timed: RuntimeError: no such kernel" and "passes" not in result
+    assert (
+        result["error"] == "linrec: failed, so not timed: RuntimeError: no such kernel"
+        and "passes" not in result
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,8 +182,8 @@ def test_a_failing_operation_is_not_timed(monkeypatch):
         (loops, "slstm_steps", ["loops"], "b2-d4-f32: loop: wrong, so not timed: h: "),
         (nonlinear, "nonlinear_scan", ["nonlinear"], "lem-n4-t20: loop: wrong, so not timed: h: "),
         (loss, "linear_cross_entropy", ["loss"], "12x8x20: linrec: wrong, so not timed: loss: "),
-        (matrix, "delta_rule", ["matrix"], "delta-f32-2x70x2x8: wrong, so not timed: y: "),
-        (operations, "scan", ["ops"], "scan-f32-2x64x16: wrong, so not timed: y: "),
+        (matrix, "delta_rule", ["matrix"], "delta-f32-2x70x2x8: linrec: wrong, so not timed: y: "),
+        (operations, "scan", ["ops"], "scan-f32-2x64x16: linrec: wrong, so not timed: y: "),
     ],
 )
 def test_wrong_results_are_not_timed_and_the_rest_goes_on(module, name, arguments, told, monkeypatch, run):

@@ -212,7 +212,7 @@ def test_one_wrong_number_of_a_step_is_found(operation, dtype, part, change, mon
     name = matrix.operator(operation).__name__
     monkeypatch.setattr(matrix, name, wrong(getattr(matrix, name), part, change))
     result = measured(Steps, row, (), monkeypatch)
-    told = f"wrong, so not timed: {('y', 'state')[part]}: "
+    told = f"linrec: wrong, so not timed: {('y', 'state')[part]}: "
     assert result["error"].startswith(told) and "ms" not in result
 
 
