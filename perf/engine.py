@@ -201,14 +201,10 @@ def measure_each(
 ) -> Record:
     """Check and time implementations; return "passes", by pass and implementation, or "error".
 
-    Args:
-        bench: the device.
-        implementations: functions that return the calls; an error makes the entries "missing".
-        baseline: name of the implementation to whose time the ratios are.
-        entry_of: times a pass.
-        compared: whether outputs of others are compared with those of the baseline, which comes first; an
-            entry has "off", the difference, where they differ.
-        memory: whether "peaks" are returned, of forward and backward, beyond the inputs.
+    `implementations` are functions that return the calls; an error of theirs makes the entries "missing".
+    `entry_of` times a pass; "ratio" is to the time of `baseline`. With `compared`, the baseline comes first,
+    and an entry whose outputs differ from those of the baseline has "off", the difference. With `memory`,
+    "peaks" are those of forward and backward, beyond the inputs.
     """
     passes: dict[str, dict[str, Record]] = {}
     peaks: dict[str, int | None] = {}

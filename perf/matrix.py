@@ -246,11 +246,7 @@ class Matrix(PeerCommand):
         return bench, fields
 
     def measure(self, bench: Bench, row: Row) -> Record:
-        """Measure a row: with --heads, each pass has its "share" of the limit that takes longer.
-
-        Peaks of memory are peaks of forward and backward, beyond the inputs. A peer's entry has "asked", the
-        greatest ratio that is asked, and whether it is "met".
-        """
+        """Measure a row; with --heads, each pass has its "share" of the limit that takes longer."""
         inputs, dy = make(row, bench.device)
         run = operator(row.operation)
         calls = engine.calls_of(lambda *xs: run(*xs)[0], inputs, dy, check=partial(check, row, inputs, dy))

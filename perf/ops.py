@@ -55,11 +55,7 @@ class PeerCommand(RowCommand):
         return bench, {"budget": bench.budget._asdict(), "peers": peers, **yardstick}
 
     def beside_peers(self, bench: Bench, calls: Calls, *given: Any, memory: bool = False) -> Record:
-        """Measure linrec's calls, and the peers on the same arguments.
-
-        Each pass is linrec's entry, with "peers". With `memory`, "peak_bytes" is linrec's peak of forward and
-        backward, beyond the inputs.
-        """
+        """Measure linrec's calls and the peers on the same arguments; each pass is linrec's, with "peers"."""
         peers = {peer.name: partial(peer.calls, *given) for peer in self.measured_peers}
         implementations = {"linrec": lambda: calls} | peers
         found = engine.measure_each(bench, implementations, "linrec", compared=True, memory=memory)

@@ -126,18 +126,12 @@ class Bench:
         settle: Callable[[], Any] = lambda: None,
         longest_ms: float = float("inf"),
     ) -> Steps:
-        """Time a training step.
+        """Time a training step; the first may compile, is timed apart, and its memory does not count.
 
-        Args:
-            call: makes a step. The first step may compile: it is timed apart, and its memory does not count.
-            warm: steps between the first and the counted ones.
-            settle: runs after the first step, before the memory held between two steps is read.
-            longest_ms: a step that takes longer is timed once.
+        `warm` steps follow it. `settle` runs before the memory that is held between two steps is read. A step
+        that takes longer than `longest_ms` is timed once.
         """
-        start = time.perf_counter()
-        call()
-        self.wait()
-        first = time.perf_counter() - start
+        first = self.time_once(call) / 1e3
         settle()
         self.release()
         held = self.peak_bytes()
@@ -271,9 +265,8 @@ def _timing(times: list[float]) -> Timing:
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory for the next allocation; return whether it does.
 
-    By default it returns each freed large tensor to the system, and each call begins with the system zeroing
-    new pages. This takes as long as the recurrence, is no property of the operation, and does not happen to
-    the addition of `Bench.beside_add`, whose output is allocated before.
+    By default each call begins with the system zeroing the pages of large tensors, which takes as long as the
+    recurrence, and does not happen to the addition of `Bench.beside_add`, whose output is allocated before.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -292,10 +285,8 @@ def why(error: Exception) -> str:
     found: BaseException | None = error
     while found is not None:
         # Triton and cuBLAS have no error type for it
-        text = str(found)
-        if isinstance(found, torch.OutOfMemoryError) or OUT_OF_MEMORY in text:
-            return OUT_OF_MEMORY
-        if "CUBLAS_STATUS_ALLOC_FAILED" in text:
+        told = any(words in str(found) for words in (OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED"))
+        if told or isinstance(found, torch.OutOfMemoryError):
             return OUT_OF_MEMORY
         found = found.__cause__ or found.__context__
     if isinstance(error, UnsuitedError):
