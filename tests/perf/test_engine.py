@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from perf import cells, command, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
+from perf import cells, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
+from perf.__main__ import COMMANDS
 from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation
 from perf.kernels import KINDS, Kernel, kind_of, summary
 from perf.operations import OPERATIONS, Row
@@ -195,29 +196,25 @@ def test_wrong_results_are_not_timed_and_the_rest_goes_on(module, name, argument
     assert bool(entries) == (arguments[0] in ("matrix", "ops"))
 
 
+@pytest.mark.parametrize(
+    "name", ["ops", "matrix", "steps", "learners", "loops", "nonlinear", "cells", "loss"]
+)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_names_of_rows_are_unique_and_select_them(device):
-    of_heads = matrix.Matrix(heads=True).all_rows()
-    for rows in (
-        ops.Ops(device).all_rows(),
-        matrix.Matrix(device).all_rows(),
-        matrix.Steps(device).all_rows(),
-        of_heads,
-        loops.Loops(device).all_rows(),
-        nonlinear.Nonlinear(device).all_rows(),
-        loss.ROWS,
-        [*cells.Cells(device).chosen().values()],
-    ):
-        found = command.by_name(rows)
-        assert len(found) == len(rows)
-        assert command.selected([], found) == found
-        assert list(command.selected([rows[-1].name], found)) == [rows[-1].name]
+def test_names_of_rows_are_unique_and_select_them(name, device):
+    kind = COMMANDS[name]
+    found = kind(device).chosen()
+    assert all(row.name == name for name, row in found.items())
+    if name == "cells":
+        return
+    assert len(found) == len(kind(device).all_rows())
+    last = list(found)[-1]
+    assert list(kind(device, rows=(last,)).chosen()) == [last]
     with pytest.raises(ValueError, match="did you mean"):
-        command.selected([of_heads[0].name + "0"], command.by_name(of_heads))
+        kind(device, rows=(last + "0",)).chosen()
 
 
 def test_rows_of_a_gpu():
-    rows = command.by_name(nonlinear.Nonlinear("cuda").all_rows())
+    rows = nonlinear.Nonlinear("cuda").chosen()
     assert rows["lem-n512-t100000"].batch == 1
     for name, left_out in (
         ("lem-n16-t1000", []),

@@ -26,16 +26,6 @@ CPU = torch.device("cpu")
 BENCH = Bench(CPU, windows=Windows(1, 0.0))
 
 
-def test_loops_are_compared_with_the_loop_in_torch_operations(run):
-    _, results, _ = run("loops")
-    for entries in results["rows"][0]["passes"].values():
-        assert list(entries) == ["fused", "loop", "lstm"]
-        assert entries["fused"] == {"missing": "runs on CUDA alone"}
-        assert entries["loop"]["ratio"] == entries["loop"]["called_ratio"] == 1
-        medians = [entries[name]["ms"]["median"] for name in ("loop", "lstm")]
-        assert entries["lstm"]["ratio"] == pytest.approx(medians[0] / medians[1])
-
-
 @thorough
 def test_methods_are_timed_and_their_iterations_counted(run):
     _, results, _ = run("nonlinear", "--rows", "lem-n4-t20")

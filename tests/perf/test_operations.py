@@ -1,19 +1,16 @@
 """Inputs, checks and bytes of the operators: `ops`, `matrix` and `steps`."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from linrec.ops import gate_loop
-from perf import engine, matrix
+from perf import matrix
 from perf.engine import BOTH, FORWARD, Calls, Implementation
 from perf.matrix import ASKED, Matrix, Steps, check_step, limits_of, make_step
 from perf.operations import OPERATIONS, Row, check, make
 from perf.peers import PEERS
 from perf.timing import Bench, Budget, Timing, UnsuitedError
 from tests.perf.conftest import wrong
-from tests.tiers import thorough, tiered
+from tests.tiers import tiered
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Budget(0, 0))
@@ -227,16 +224,6 @@ def test_fewest_bytes_of_a_step(operation, numbers, singles):
     assert matrix.fewest_bytes(inputs, inputs[2], state) == expected
 
 
-def test_percentages_and_ratios_of_a_step_follow_from_the_times(monkeypatch):
-    times = iter([2.0, 5.0, 8.0])
-    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: Timing(*3 * (next(times),)))
-    bench = dataclasses.replace(BENCH, copy=1e6)
-    result = measured(Steps, Row("linear", ONE, "f32"), Steps.known[:1], monkeypatch, bench)
-    # 4 * 24 and 2 * 96 floats in 2 ms, of 2,000 bytes
-    assert result["bytes"] == 1152 and result["percent"] == pytest.approx(57.6)
-    assert result["called_ms"]["median"] == 5.0 and result["peers"]["torch"]["ratio"] == 0.25
-
-
 def test_peers_of_a_step_are_compared_without_gradients(monkeypatch):
     recorded = []
 
@@ -253,13 +240,3 @@ def test_peers_of_a_step_are_compared_without_gradients(monkeypatch):
     found = measured(Steps, Row("delta", ONE, "f32"), peers, monkeypatch)["peers"]
     assert found["forgets"]["off"] == pytest.approx(1.0) and found["forgets"]["ratio"] > 0
     assert recorded and not any(recorded) and "off" not in found["torch"]
-
-
-@thorough
-def test_a_peer_that_computes_something_else_is_named(run, monkeypatch):
-    def half(operation, inputs, dy):
-        return engine.calls_of(lambda q, *rest: gate_loop(q / 2, *rest)[0], inputs, dy)
-
-    monkeypatch.setattr(Matrix, "known", [Implementation("half", "", "torch", half)])
-    _, _, printed = run("matrix", "--peers", "--rows", "linear-f32-2x70x2x8")
-    assert "half: outputs differ from linrec's by up to 50% of the largest" in printed
