@@ -11,7 +11,7 @@ import torch
 
 from linrec import mixers
 from linrec.lab.tasks.dynamics import Adding
-from linrec.lab.train import LoopConfig, get_recipe
+from linrec.lab.train import get_recipe
 from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.compilation import EAGER_STEPS
 from linrec.models.config import mixer_parameters
@@ -85,7 +85,11 @@ class Cells(Command):
         with and without stored states.
         """
         for name in self.models:
-            check_model(name)
+            if mixers.get(name).recurrence != OPERATOR.name:
+                on = f"`{OPERATOR.name}`"
+                raise RefusedError(
+                    f"--models takes mixers on {on}, such as lem; got {name!r}, a mixer without it."
+                )
         if any(length <= UNROLLED for length in self.lengths):
             raise RefusedError(
                 f"--lengths must be above {UNROLLED}, up to which torch.compile unrolls loops; "
@@ -132,17 +136,14 @@ class Cells(Command):
         yield from errors(results["rows"], key="missing")
 
 
-def check_model(name: str) -> None:
-    """Raise ValueError unless the name is that of a mixer on `nonlinear_scan`."""
-    if mixers.get(name).recurrence != OPERATOR.name:
-        raise RefusedError(
-            f"--models takes mixers on `{OPERATOR.name}`, such as lem; got {name!r}, a mixer without it."
-        )
-
-
 def measured(bench: Bench, row: CellRow) -> Record:
     """Return the speed and the memory of the training step of a row, on a batch of the adding task."""
-    loop = loop_of(row, bench.device)
+    loop = dataclasses.replace(
+        RECIPE.loop,
+        batch_size=row.batch,
+        compile="on" if row.compiled else "off",
+        device="cuda" if bench.on_cuda else "cpu",
+    )
     # the reversible layer calls no operator
     loops = gradient_of_loops(ADJOINT if row.gradient == REVERSIBLE else row.gradient)
     with as_training(loop), loops:
@@ -165,15 +166,6 @@ def measured(bench: Bench, row: CellRow) -> Record:
         "held_bytes": held,
         "bytes_per_step": None if peak is None or held is None else (peak - held) / (row.batch * row.time),
     }
-
-
-def loop_of(row: CellRow, device: torch.device) -> LoopConfig:
-    return dataclasses.replace(
-        RECIPE.loop,
-        batch_size=row.batch,
-        compile="on" if row.compiled else "off",
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
 
 
 def model_of(row: CellRow) -> SequenceClassifierConfig:

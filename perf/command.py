@@ -53,7 +53,7 @@ class Command:
     Args:
         device: where to measure; by default on CUDA where there is one.
         quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
-        out: folder of the files, by default `results/COMMAND`.
+        out: folder of the files, by default `results/COMMAND`, and `results/ops` for operators.
     """
 
     device: Device = HERE

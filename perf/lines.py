@@ -33,11 +33,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Line:
-    """A number that is to be at most a target.
+    """A number with a greatest value that is asked.
 
     Args:
         name: the name of its row.
-        measure: maps the bench, and whether tiny sizes are measured, to "about", "value" and what it is of.
+        measure: returns "about", "value" and its parts, given the bench, and whether sizes are tiny.
         target: the largest value that is asked.
         unit: the unit of both.
         on_cpu: whether it is measured on the CPU too.

@@ -94,7 +94,7 @@ ENCODERS = (
 
 @dataclass(frozen=True)
 class Point:
-    """An encoder, what it does, how it runs, and the length of its input."""
+    """An encoder, its pass, the way to run the encoder, and the length of the input."""
 
     encoder: Encoder
     one: str

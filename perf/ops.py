@@ -179,8 +179,8 @@ class Ops(PeerCommand):
         yield from errors((*rows, *lines))
 
     def draw(self, results: Record, path: Path) -> Path | None:
-        rows = [row for row in results["rows"] if "passes" in row]
-        return draw_growth(rows, path) if self.grow and rows else None
+        measured = any("passes" in row for row in results["rows"])
+        return draw_growth(results, path) if self.grow and measured else None
 
 
 def ratios(passes: Sequence[Mapping[str, Any]], peers: Sequence[str], digits: str = ".2g") -> Table:
@@ -198,19 +198,25 @@ def lengths(longest: int) -> list[int]:
     return found
 
 
-def draw_growth(rows: Sequence[Record], path: Path) -> Path:
+def draw_growth(results: Record, path: Path) -> Path:
     """Draw nanoseconds per element against length, for each pass."""
     # imported here: matplotlib is needed for the picture alone
     from matplotlib.ticker import LogLocator
 
+    entries = [
+        (one, name, row["size"][1], timed)
+        for row in results["rows"]
+        for one, entry in row.get("passes", {}).items()
+        for name, timed in {"linrec": entry, **entry["peers"]}.items()
+    ]
+    # earlier files have a list of points
+    for point in results.get("growth", {}).get("points", ()):
+        entries.append((point["pass"], point["implementation"], point["length"], point))
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in rows:
-        _, length, channels = row["size"]
-        for one, entry in row["passes"].items():
-            for name, timed in {"linrec": entry, **entry["peers"]}.items():
-                if "ms" in timed:
-                    each = 1e6 * timed["ms"]["median"] / length / channels
-                    found.setdefault((one, name), []).append((length, each))
+    for one, name, length, timed in entries:
+        if "ms" in timed:
+            each = 1e6 * timed["ms"]["median"] / (length * CHANNELS)
+            found.setdefault((one, name), []).append((length, each))
     names = list(dict.fromkeys(name for _, name in found))
 
     def finish(axes: Any, one: str) -> None:

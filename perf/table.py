@@ -63,8 +63,8 @@ class Table:
 class Cells(string.Formatter):
     """`str.format` with units behind the digits, as in "{peak_bytes:.2f GiB}", and with absent numbers.
 
-    "digits" are three digits, "yes" says whether a target is met, and "ratio" is linrec's time over that of
-    a peer's entry, with whether it is as asked where a ratio is asked. Each number of a list is formatted.
+    "digits" are three digits. "yes" says whether a target is met. "ratio" shows the ratio in a peer's entry,
+    and whether the ratio is as asked. Each number of a list is formatted.
     """
 
     def __init__(self, absent: str = "") -> None:

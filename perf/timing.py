@@ -266,7 +266,7 @@ def keep_freed_memory() -> bool:
     """Make the C library keep freed memory for the next allocation; return whether it does.
 
     By default each call begins with the system zeroing the pages of large tensors, which takes as long as the
-    recurrence, and does not happen to the addition of `Bench.beside_add`, whose output is allocated before.
+    recurrence. The addition of `Bench.beside_add` allocates its output before.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
