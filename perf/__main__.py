@@ -2,43 +2,30 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import tyro
 
-from perf.cells import CellsOptions, cells
-from perf.decoding import DecodingOptions, decoding
-from perf.engine import RefusedError
-from perf.iterations import IterationsOptions, iterations
-from perf.learners import LearnersOptions, learners
-from perf.loops import LoopsOptions, loops
-from perf.loss import LossOptions, loss
-from perf.matrix import MatrixOptions, StepsOptions, matrix, steps
-from perf.models import ModelsOptions, models
-from perf.nonlinear import NonlinearOptions, nonlinear
-from perf.ops import OpsOptions, ops
-from perf.segments import SegmentsOptions, segments
-from perf.tasks import TasksOptions, tasks
-from perf.training import TrainingOptions, training
+from perf.cells import Cells
+from perf.command import Command, RefusedError
+from perf.decoding import Decoding
+from perf.learners import Learners
+from perf.loops import Loops
+from perf.loss import Loss
+from perf.matrix import Matrix, Steps
+from perf.models import Models
+from perf.nonlinear import Iterations, Nonlinear
+from perf.ops import Ops
+from perf.segments import Segments
+from perf.tasks import Tasks
+from perf.training import Training
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
-    "ops": (OpsOptions, ops),
-    "matrix": (MatrixOptions, matrix),
-    "steps": (StepsOptions, steps),
-    "learners": (LearnersOptions, learners),
-    "loops": (LoopsOptions, loops),
-    "nonlinear": (NonlinearOptions, nonlinear),
-    "cells": (CellsOptions, cells),
-    "iterations": (IterationsOptions, iterations),
-    "loss": (LossOptions, loss),
-    "models": (ModelsOptions, models),
-    "training": (TrainingOptions, training),
-    "decoding": (DecodingOptions, decoding),
-    "segments": (SegmentsOptions, segments),
-    "tasks": (TasksOptions, tasks),
-}
+KINDS: tuple[type[Command], ...] = (
+    *(Ops, Matrix, Steps, Learners, Loops, Nonlinear, Cells, Iterations, Loss),
+    *(Models, Training, Decoding, Segments, Tasks),
+)
+COMMANDS = {kind.__name__.lower(): kind for kind in KINDS}
 HELP = f"usage: python -m perf {{{','.join(COMMANDS)}}} ...\n\n`python -m perf COMMAND --help` says more."
 
 
@@ -48,15 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         print(HELP, file=sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else 2
-    options_type, run = COMMANDS[words[0]]
     try:
-        options = tyro.cli(options_type, args=words[1:], prog=f"python -m perf {words[0]}")
+        command = tyro.cli(COMMANDS[words[0]], args=words[1:], prog=f"python -m perf {words[0]}")
     except SystemExit as stop:
         return 2 if stop.code else 0
     try:
-        if options.device == "cuda" and not torch.cuda.is_available():
+        if command.device == "cuda" and not torch.cuda.is_available():
             raise RefusedError("there is no CUDA device here; pass --device cpu.")
-        return run(options, shlex.join(["python", "-m", "perf", *words]))
+        try:
+            rows = command.chosen()
+        except ValueError as error:
+            raise RefusedError(error) from error
+        return command.run(rows, shlex.join(["python", "-m", "perf", *words]))
     except RefusedError as error:
         print(f"perf: {error}", file=sys.stderr)
         return 2

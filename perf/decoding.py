@@ -1,14 +1,12 @@
 """`python -m perf decoding`: tokens per second of generation, and the speed that the memory allows."""
 
-import dataclasses
 import itertools
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from linrec.generation import stream
 from linrec.generation.precision import with_weights_cast
@@ -18,12 +16,13 @@ from linrec.models import LanguageModel, ModelConfig
 from linrec.models.compilation import EAGER_STEPS, with_parts_compiled
 from linrec.ops.attention import AttentionCache
 from linrec.trees import leaves
-from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile
+from perf.command import Command, RefusedError, check_profile
+from perf.engine import Record, attempt
 from perf.kernels import profile_of
-from perf.ops import with_yardstick
 from perf.sizes import FLA_PACKAGES, QUICK, Model, Size, fla_model, sized
-from perf.table import show_profiles, show_reasons, show_table
-from perf.timing import Bench, Windows
+from perf.table import Part, Table, profiles, reasons
+from perf.timing import Bench, Windows, share
+from perf.training import number_of_parameters
 
 # tokens that a peer generates in the measured time
 PEER_TOKENS = 64
@@ -36,7 +35,7 @@ LIMIT = (
 
 
 @dataclass(frozen=True)
-class DecodingOptions(Options):
+class Decoding(Command):
     """Tokens per second of generating text with models of one size that differ in their mixers alone.
 
     Args:
@@ -47,7 +46,6 @@ class DecodingOptions(Options):
         compile: compile the steps; without, they are replayed as they are.
         peers: also measure `generate` of flash-linear-attention's model of the same size, where there is one.
         profile: tell where the device's time goes; CUDA alone.
-        out: folder for DEVICE-SIZE.json.
     """
 
     models: tuple[str, ...] = ("gla",)
@@ -57,118 +55,118 @@ class DecodingOptions(Options):
     compile: bool = True
     peers: bool = False
     profile: bool = False
-    out: Path = Path("results/decoding")
 
+    packages = FLA_PACKAGES
+    key = "models"
+    windows = Windows(seconds=0.2)
 
-def decoding(options: DecodingOptions, command: str) -> int:
-    """Measure the models, write and print the results; return the exit status."""
-    if min(options.batches, default=1) < 1 or options.length < 1:
-        raise RefusedError("--batches and --length must be at least 1.")
-    check_profile(options.profile, options.device)
-    try:
-        models, size = sized(options.models, options.size)
-    except ValueError as error:
-        raise RefusedError(error) from error
-    bench, length = bench_of(options, windows=Windows(seconds=0.2)), 4 if options.quick else options.length
-    bench, fields = with_yardstick(bench, quick=options.quick)
-    report = Report(
-        options,
-        command,
-        f"-{options.size}",
-        FLA_PACKAGES if options.peers else (),
-        **fields,
-        protocol={
-            "length": length,
+    @property
+    def suffix(self) -> str:
+        return f"-{self.size}"
+
+    @property
+    def prompt(self) -> int:
+        return 4 if self.quick else self.length
+
+    def chosen(self) -> Mapping[str, tuple[str, int]]:
+        if min(self.batches, default=1) < 1 or self.length < 1:
+            raise RefusedError("--batches and --length must be at least 1.")
+        check_profile(self)
+        rows = itertools.product(sized(self.models, self.size)[0], self.batches)
+        return {f"{name}, {batch}": (name, batch) for name, batch in rows}
+
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        protocol = {
+            "length": self.prompt,
             "precision": PRECISION,
-            "compile": options.compile,
-            "windows": dataclasses.asdict(bench.windows),
+            "compile": self.compile,
+            "windows": bench.windows._asdict(),
             "limit": LIMIT,
-        },
-    )
+        }
+        bench, yardstick = bench.with_copy(quick=self.quick)
+        return bench, {**yardstick, "protocol": protocol}
 
-    def measure(row: tuple[str, int]) -> dict[str, Any]:
+    @torch.no_grad()
+    def measure(self, bench: Bench, row: tuple[str, int]) -> Record:
         name, batch = row
-        config = models[name].config(QUICK if options.quick else size)
-        found = measure_decoding(
-            bench, config, batch, length, compile=options.compile, profile=options.profile
-        )
-        if "missing" not in found and bench.copy is not None:
-            found["share_of_limit"] = found["bytes"] / bench.copy / found["step_ms"] * 1e3
-        if options.peers and models[name].fla is not None:
-            found["fla"] = measure_fla_decoding(bench, models[name], size, batch, length)
+        models, size = sized((name,), self.size)
+        model = models[name]
+        bench.release()
+        # compilations of earlier models count against a limit
+        torch.compiler.reset()
+        found = attempt(lambda: self.generated(bench, model.config(QUICK if self.quick else size), batch))
+        if self.peers and model.fla is not None:
+            bench.release()
+            found["fla"] = attempt(lambda: generated_by_fla(bench, model, size, batch, self.prompt))
         return {"model": name, "batch": batch, **found}
 
-    rows = itertools.product(models, options.batches)
-    report.measure({f"{name}, {batch}": (name, batch) for name, batch in rows}, measure, key="models")
-    return report.finish(show)
-
-
-@torch.no_grad()
-def measure_decoding(
-    bench: Bench, config: ModelConfig, batch: int, length: int, *, compile: bool, profile: bool = False
-) -> dict[str, Any]:
-    """Measure generation after a prompt of random tokens; return its numbers, or "missing"."""
-    device = bench.device
-    bench.release()
-    # compilations of earlier models count against a limit
-    torch.compiler.reset()
-
-    def measured() -> dict[str, Any]:
+    def generated(self, bench: Bench, config: ModelConfig, batch: int) -> Record:
+        """Return the speeds of generation after a prompt of random tokens, and of reading the prompt."""
+        device = bench.device
         with torch.device(device):
             model = LanguageModel(config).eval()
-        prompt = torch.randint(config.vocab_size, (batch, length), device=device)
+        prompt = torch.randint(config.vocab_size, (batch, self.prompt), device=device)
         begun = time.perf_counter()
-        numbers = stream(model, prompt, precision=PRECISION, compile=compile)
+        numbers = stream(model, prompt, precision=PRECISION, compile=self.compile)
         for _ in range(2 * EAGER_STEPS):
             next(numbers)
         bench.wait()
         first = time.perf_counter() - begun
         steps = bench.calls_per_second(lambda: next(numbers))
         cast = with_weights_cast(model, PRECISION)
-        parts = with_parts_compiled(cast) if compile else None
+        parts = with_parts_compiled(cast) if self.compile else None
         prompts = bench.calls_per_second(lambda: prefill(cast, prompt, None, None, PRECISION, compiled=parts))
+        n_bytes, step_ms = bytes_of_a_step(cast, numbers.state.layers), 1e3 / steps.median
         found = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": number_of_parameters(model),
             "captured": numbers.captured,
-            "prefill_tokens_per_second": prompts.median * batch * length,
+            "prefill_tokens_per_second": prompts.median * prompt.numel(),
             "first_seconds": first,
             "tokens_per_second": steps.tokens(batch),
-            "step_ms": 1e3 / steps.median,
-            "bytes": bytes_of_a_step(cast, numbers.state.layers),
+            "step_ms": step_ms,
+            "bytes": n_bytes,
             "peak_bytes": bench.peak_bytes(),
         }
-        return found | {"profile": profile_of(lambda: next(numbers), device)} if profile else found
+        if self.profile:
+            found["profile"] = profile_of(lambda: next(numbers), device)
+        if bench.copy is not None:
+            found["share_of_limit"] = share(n_bytes, bench.copy, step_ms)
+        return found
 
-    return attempt(measured)
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        protocol = results["protocol"]
+        yield Table(
+            f"prompts of {protocol['length']} tokens, {protocol['precision']}; % of the speed at which "
+            "the fewest bytes of a step move at the rate of a copy",
+            "model {model} | batch {batch} | tokens/s {tokens_per_second[median]:,.0f} | "
+            "ms/step {step_ms:.3g} | % {share_of_limit:.3g %} | "
+            "prompt tokens/s {prefill_tokens_per_second:,.0f} | first s {first_seconds:.1f} | "
+            "fla's {fla[tokens_per_second]:,.0f}",
+            [model for model in results["models"] if "missing" not in model],
+            wrap=("model",),
+        )
+        yield from profiles(results["models"], "model", "batch")
+        yield from reasons(results["models"], "model", "batch")
 
 
-@torch.no_grad()
-def measure_fla_decoding(bench: Bench, model: Model, size: Size, batch: int, length: int) -> dict[str, Any]:
-    """Return tokens per second of `generate` of flash-linear-attention's model, or "missing"."""
-    device = bench.device
-    bench.release()
+def generated_by_fla(bench: Bench, model: Model, size: Size, batch: int, length: int) -> Record:
+    with torch.device(bench.device):
+        made: Any = fla_model(model, size, use_cache=True).to(torch.bfloat16).eval()
+    prompt = torch.randint(size.vocab_size, (batch, length), device=bench.device)
 
-    def measured() -> dict[str, Any]:
-        with torch.device(device):
-            made: Any = fla_model(model, size, use_cache=True).to(torch.bfloat16).eval()
-        prompt = torch.randint(size.vocab_size, (batch, length), device=device)
+    def seconds(tokens: int) -> float:
+        begun = time.perf_counter()
+        made.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, pad_token_id=0)
+        bench.wait()
+        return time.perf_counter() - begun
 
-        def seconds(tokens: int) -> float:
-            begun = time.perf_counter()
-            made.generate(
-                prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, pad_token_id=0
-            )
-            bench.wait()
-            return time.perf_counter() - begun
-
-        few = 8
-        # the first calls compile and tune
-        seconds(few)
-        seconds(few + PEER_TOKENS)
-        spent = seconds(few + PEER_TOKENS) - seconds(few)
-        return {"tokens_per_second": batch * PEER_TOKENS / spent}
-
-    return attempt(measured)
+    few = 8
+    # the first calls compile and tune
+    seconds(few)
+    seconds(few + PEER_TOKENS)
+    spent = seconds(few + PEER_TOKENS) - seconds(few)
+    return {"tokens_per_second": batch * PEER_TOKENS / spent}
 
 
 def bytes_of_a_step(model: LanguageModel, state: Any) -> int:
@@ -188,35 +186,3 @@ def _bytes_written(state: Any) -> int:
     if isinstance(state, tuple):
         return sum(map(_bytes_written, state))
     return sum(part.nbytes for part in leaves(state))
-
-
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the speeds, then profiles, then the reasons of missing measurements."""
-    protocol = results["protocol"]
-    lines = []
-    for found in results["models"]:
-        if "missing" in found:
-            continue
-        of_fla = found.get("fla", {}).get("tokens_per_second")
-        lines.append(
-            [
-                found["model"],
-                str(found["batch"]),
-                f"{found['tokens_per_second']['median']:,.0f}",
-                f"{found['step_ms']:.3g}",
-                f"{100 * found['share_of_limit']:.3g}" if "share_of_limit" in found else "",
-                f"{found['prefill_tokens_per_second']:,.0f}",
-                f"{found['first_seconds']:.1f}",
-                "" if of_fla is None else f"{of_fla:,.0f}",
-            ]
-        )
-    show_table(
-        console,
-        f"prompts of {protocol['length']} tokens, {protocol['precision']}; % of the speed at which "
-        "the fewest bytes of a step move at the rate of a copy",
-        ("model", "batch", "tokens/s", "ms/step", "%", "prompt tokens/s", "first s", "fla's"),
-        lines,
-        wrap=("model",),
-    )
-    show_profiles(console, results["models"], "model", "batch")
-    show_reasons(console, results["models"], "model", "batch")

@@ -1,205 +1,29 @@
-"""The engine of all commands: options and rows, implementations, measurements, and their records.
-
-A command is a table of rows, and functions that make the inputs and the implementations of a row. The engine
-checks linrec's result, and times its passes and those of the other implementations on the same inputs. Each
-row's record is written as JSON as soon as it is measured.
+"""The measurements of all commands: implementations on the same inputs, and the records of their times.
 
 An entry of a record is one time, `{"ms": {"median", "p20", "p80"}}`, with more numbers beside it; or
 `{"missing": reason}`. "ratio" is the time of the baseline over the entry's. A record with "error" has no
 entries: the result was wrong, or failed.
 """
 
-import dataclasses
 import importlib.util
-import json
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.lab.train.records import provenance
 from linrec.testing import assert_agree
-from perf.timing import Bench, Budget, Windows, why
+from perf.timing import Bench, UnsuitedError, share, why
 
-Device: TypeAlias = Literal["cuda", "cpu"]
 Tensors: TypeAlias = tuple[Tensor, ...]
-Entry: TypeAlias = dict[str, Any]
-R = TypeVar("R")
+Record: TypeAlias = dict[str, Any]
 
 PASSES = FORWARD, BOTH = "forward", "forward+backward"
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "c64": torch.complex64}
-HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 # a larger difference of a peer's outputs from linrec's, relative to the largest output, is reported
 CLOSE = 0.05
-
-
-class RefusedError(Exception):
-    """The options do not fit together or name something unknown; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of every command.
-
-    Args:
-        device: where to measure; by default on CUDA where there is one.
-        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
-    """
-
-    device: Device = HERE
-    quick: bool = False
-
-
-@dataclass(frozen=True)
-class RowOptions(Options):
-    """Options of the commands that measure named rows.
-
-    Args:
-        rows: names of the rows to measure, all by default; an unknown name lists them.
-    """
-
-    rows: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operation at one size.
-
-    Args:
-        operation: name of the operation.
-        size: its sizes.
-        dtype: a key of `DTYPES`.
-        targets: percent of the yardstick's rate for each pass; None where no speed is asked.
-    """
-
-    operation: str
-    size: tuple[int, ...]
-    dtype: str
-    targets: tuple[float | None, float | None] = (None, None)
-
-    @property
-    def name(self) -> str:
-        """The name, such as "scan-f32-8x4096x2048"."""
-        return "-".join((self.operation, self.dtype, "x".join(map(str, self.size))))
-
-    def record(self, checked: str, size: str = "size") -> dict[str, Any]:
-        """Return the head of the row's record: a description of the check, and the sizes under a name."""
-        dtype = str(DTYPES[self.dtype]).removeprefix("torch.")
-        head = {"name": self.name, "operation": self.operation, size: list(self.size)}
-        return head | {"dtype": dtype, "checked": checked}
-
-
-def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise RefusedError, with the nearest name, for the first name that is not known."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise RefusedError(unknown(kind, name, known))
-
-
-def check_profile(profile: bool, device: Device) -> None:
-    """Raise RefusedError for a profile on the CPU."""
-    if profile and device != "cuda":
-        raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
-
-
-def selected(names: Sequence[str], rows: Mapping[str, R]) -> dict[str, R]:
-    """Return the rows of these names, all if there are no names."""
-    check_names("row", names, rows)
-    return {name: row for name, row in rows.items() if name in (names or rows)}
-
-
-def by_name(rows: Iterable[Any]) -> dict[str, Any]:
-    """Return rows by their names."""
-    return {row.name: row for row in rows}
-
-
-def bench_of(options: Options, **times: Any) -> Bench:
-    """Return the device of the options and the times of its measurements; `quick` takes the shortest."""
-    if options.quick:
-        times = {"budget": Budget(1, 5), "windows": Windows(2, 0.0)}
-    return Bench(torch.device(options.device), **times)
-
-
-def large_product(bench: Bench, dtype: torch.dtype, *, quick: bool) -> tuple[int, float]:
-    """Return the size of a large matrix product, and the operations per second that it reaches."""
-    size = 64 if quick else 8192 if bench.on_cuda else 1024
-    return size, bench.matmul_rate(dtype, size)
-
-
-class Report:
-    """The results of one call of a command, written to a file after each measurement.
-
-    Args:
-        options: options of the command, with `out`, the folder of the file.
-        command: the command line.
-        suffix: follows the device in the file's name.
-        packages: packages whose versions are recorded if they are installed.
-        fields: further fields of the results.
-    """
-
-    def __init__(
-        self, options: Any, command: str, suffix: str = "", packages: Sequence[str] = (), **fields: Any
-    ) -> None:
-        self.device = torch.device(options.device)
-        about = provenance(self.device)
-        for package in packages:
-            try:
-                about["versions"][package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-        self.results: dict[str, Any] = {"command": command, **about, **fields}
-        self.path: Path = options.out / f"{file_name(self.results)}{suffix}.json"
-
-    def add(self, key: str, record: Any) -> None:
-        """Append a record to the list `key`, and write the results."""
-        self.results.setdefault(key, []).append(record)
-        self.write()
-
-    def write(self) -> None:
-        """Write the results as JSON, in a folder that is made if need be."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.results, indent=2) + "\n")
-
-    def measure(
-        self, rows: Mapping[str, R], measurement: Callable[[R], dict[str, Any]], key: str = "rows"
-    ) -> None:
-        """Measure one row after the other into the list `key`."""
-        self.results.setdefault(key, [])
-        for name, row in rows.items():
-            say(name)
-            self.add(key, measurement(row))
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def finish(self, show: Callable[[Console, Any], None], *, failed: bool | None = None) -> int:
-        """Print the results at 80 columns; by default "error" and "missing" are failures."""
-        show(Console(width=min(Console().width, 80)), self.results)
-        print(f"\nwrote {self.path}")
-        if failed is None:
-            records = [record for key in ("rows", "lines", "models") for record in self.results.get(key, ())]
-            records += [record["profile"] for record in records if "profile" in record]
-            failed = any("error" in record or "missing" in record for record in records)
-        return int(failed)
-
-
-def file_name(results: Mapping[str, Any]) -> str:
-    """Return the name of the results' device in the form of a file name, such as "nvidia-h200"."""
-    return re.sub("[^a-z0-9]+", "-", results["device"]["name"].lower()).strip("-")
-
-
-def say(text: str) -> None:
-    """Tell on standard error that a measurement starts."""
-    print(f"measuring {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -210,11 +34,19 @@ class Calls:
         passes: the call to time, by the name of the pass.
         outputs: computes the outputs in torch's layout, for comparison.
         waits: whether the calls wait for their results, on a stream that is not torch's.
+        same: whether they compute what linrec computes; softmax attention does not.
+        check: raises AssertionError if the results are wrong; None compares nothing.
+        n_bytes: the fewest bytes that each pass reads and writes, to compare it with a yardstick.
+        dtype: the dtype of the addition that is the yardstick on the CPU.
     """
 
     passes: Mapping[str, Callable[[], Any]]
     outputs: Callable[[], Tensors]
     waits: bool = False
+    same: bool = True
+    check: Callable[[], None] | None = None
+    n_bytes: Mapping[str, int] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -225,40 +57,34 @@ class Implementation:
         name: heads its column.
         about: a description of one line.
         module: the module that it needs.
-        prepare: returns the calls from the arguments of a `Case`. It converts the inputs to the layout that
-            the implementation takes, before the clock starts.
-        same: whether it computes what linrec computes; softmax attention does not.
+        prepare: returns the calls from the operation's name, its inputs, and more tensors. It converts the
+            inputs to the layout that the implementation takes, before the clock starts.
+        operations: the operations that it has; empty for all.
+        device: the only type of device that it is measured on, if there is one.
     """
 
     name: str
     about: str
     module: str
     prepare: Callable[..., Calls]
-    same: bool = True
+    operations: tuple[str, ...] = ()
+    device: str | None = None
 
     @property
     def installed(self) -> bool:
         """Whether its module can be found; it may still fail."""
         return importlib.util.find_spec(self.module) is not None
 
-
-@dataclass(frozen=True)
-class Case:
-    """linrec's part of a row.
-
-    Args:
-        arguments: the arguments of `Implementation.prepare`.
-        calls: linrec's calls.
-        check: raises AssertionError if linrec's result is wrong.
-        n_bytes: the fewest bytes that each pass reads and writes, to compare it with a yardstick.
-        dtype: the dtype of the addition that is the yardstick on the CPU.
-    """
-
-    arguments: tuple[Any, ...]
-    calls: Calls
-    check: Callable[[], None]
-    n_bytes: Mapping[str, int] = field(default_factory=dict)
-    dtype: torch.dtype = torch.float32
+    def calls(self, operation: str, inputs: Tensors, *more: Tensor) -> Calls:
+        """Return the calls, or raise UnsuitedError for an operation or a device that it lacks."""
+        if self.operations and operation not in self.operations:
+            raise UnsuitedError(f"has no {operation}")
+        if not self.installed:
+            raise UnsuitedError("not installed")
+        if self.device is not None and inputs[0].device.type != self.device:
+            where = "runs on CUDA" if self.device == "cuda" else "is measured on the CPU"
+            raise UnsuitedError(f"{where} alone")
+        return self.prepare(operation, inputs, *more)
 
 
 def calls_of(
@@ -266,10 +92,11 @@ def calls_of(
     inputs: Tensors,
     dy: Tensor,
     output: Callable[[Tensor], Tensor] = lambda y: y,
+    **more: Any,
 ) -> Calls:
     """Return forward without gradients, and forward with the gradients of all inputs from dy.
 
-    `output` converts y to the layout of linrec's output.
+    `output` converts y to the layout of linrec's output; `more` are further fields of the calls.
     """
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     plain = tuple(x.detach() for x in inputs)
@@ -281,11 +108,10 @@ def calls_of(
     def both() -> Tensors:
         return torch.autograd.grad(function(*leaves), leaves, dy)
 
-    return Calls({FORWARD: forward, BOTH: both}, lambda: (output(forward()),))
+    return Calls({FORWARD: forward, BOTH: both}, lambda: (output(forward()),), **more)
 
 
 def outputs_and_gradients(function: Callable[..., Tensor], inputs: Tensors, dy: Tensor) -> Tensors:
-    """Return y and the gradients of all inputs."""
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     y = function(*leaves)
     return y.detach(), *torch.autograd.grad(y, leaves, dy)
@@ -303,14 +129,14 @@ def assert_all_agree(
 
 
 def gradient_names(inputs: Sequence[Tensor]) -> list[str]:
-    """Return names of the results of `outputs_and_gradients`."""
     return ["y", *(f"gradient of input {number}" for number in range(1, len(inputs) + 1))]
 
 
-def failure(check: Callable[[], None]) -> str | None:
+def failure(check: Callable[[], None] | None) -> str | None:
     """Run a check; return the reason not to time the checked function, None if it is right."""
     try:
-        check()
+        if check is not None:
+            check()
     except AssertionError as error:
         return f"wrong, so not timed: {' '.join(str(error).split())}"
     except Exception as error:
@@ -318,7 +144,7 @@ def failure(check: Callable[[], None]) -> str | None:
     return None
 
 
-def attempt(measurement: Callable[[], Entry]) -> Entry:
+def attempt(measurement: Callable[[], Record]) -> Record:
     """Return an entry; one with "missing", the reason, where the measurement fails."""
     try:
         return measurement()
@@ -326,96 +152,87 @@ def attempt(measurement: Callable[[], Entry]) -> Entry:
         return {"missing": why(error)}
 
 
-def timed(bench: Bench, call: Callable[[], Any], **how: bool) -> Entry:
+def timed(bench: Bench, call: Callable[[], Any], **how: bool) -> Record:
     """Return the entry of a call; `how` are keyword arguments of `Bench.measure`."""
-    return {"ms": dataclasses.asdict(bench.measure(call, **how))}
+    return {"ms": bench.measure(call, **how)._asdict()}
 
 
-def launched(bench: Bench, call: Callable[[], Any]) -> Entry:
+def launched(bench: Bench, call: Callable[[], Any]) -> Record:
     """Return the entry of a call with its time on the device, and as Python launches it."""
-    entry = timed(bench, call, replayed=True)
-    return entry | {"called_ms": timed(bench, call)["ms"]}
+    return timed(bench, call, replayed=True) | {"called_ms": timed(bench, call)["ms"]}
 
 
-def beside_yardstick(bench: Bench, call: Callable[[], Any], n_bytes: int, dtype: torch.dtype) -> Entry:
+def beside_yardstick(bench: Bench, call: Callable[[], Any], n_bytes: int, dtype: torch.dtype) -> Record:
     """Return the entry of a call that moves so many bytes, beside the yardstick.
 
     "called_ms" is the time as Python launches the call, "rate" the yardstick's, "percent" the part of it.
     """
     if bench.copy is None:
         timing, rate = bench.beside_add(call, n_bytes, dtype)
-        ms = dataclasses.asdict(timing)
-        entry = {"ms": ms, "called_ms": ms}
+        entry = {"ms": timing._asdict(), "called_ms": timing._asdict()}
     else:
         entry, rate = launched(bench, call), bench.copy
-    percent = 100 * n_bytes / (entry["ms"]["median"] * 1e-3) / rate
+    percent = 100 * share(n_bytes, rate, entry["ms"]["median"])
     return entry | {"bytes": n_bytes, "rate": rate, "percent": percent}
 
 
-def add_ratio(entry: Entry, baseline: Entry) -> None:
+def add_ratio(entry: Record, baseline: Record) -> None:
     """Add "ratio", the baseline's time over the entry's, and "called_ratio", where both have the times."""
     for time in ("ms", "called_ms"):
         if time in entry and time in baseline:
             entry[time.replace("ms", "ratio")] = baseline[time]["median"] / entry[time]["median"]
 
 
-def by_pass(entries: Mapping[str, Mapping[str, Entry]], baseline: str) -> dict[str, dict[str, Entry]]:
-    """Return entries by pass and implementation, each with its ratio to the baseline."""
-    passes = {one: {name: entry[one] for name, entry in entries.items()} for one in PASSES}
-    for found in passes.values():
-        for entry in found.values():
-            add_ratio(entry, found[baseline])
-    return passes
+def entry_of_call(bench: Bench, calls: Calls, one: str) -> Record:
+    """Return the entry of a pass on the device, beside the yardstick if its bytes are known."""
+    if calls.n_bytes:
+        return beside_yardstick(bench, calls.passes[one], calls.n_bytes[one], calls.dtype)
+    return timed(bench, calls.passes[one], wall_clock=calls.waits, replayed=True)
 
 
-def measure_peer(
-    bench: Bench, peer: Implementation, case: Case, outputs: Tensors
-) -> tuple[dict[str, Entry], Calls | None]:
-    """Return an entry for each pass, with "off" if outputs differ; and the peer's calls."""
+def measure_each(
+    bench: Bench,
+    implementations: Mapping[str, Callable[[], Calls]],
+    baseline: str,
+    entry_of: Callable[[Bench, Calls, str], Record] = entry_of_call,
+    *,
+    compared: bool = False,
+    memory: bool = False,
+) -> Record:
+    """Check and time implementations; return "passes", by pass and implementation, or "error".
 
-    def everywhere(reason: str) -> tuple[dict[str, Entry], None]:
-        return {one: {"missing": reason} for one in case.calls.passes}, None
-
-    if not peer.installed:
-        return everywhere("not installed")
-    try:
-        calls = peer.prepare(*case.arguments)
-        off = max(map(difference, calls.outputs(), outputs)) if peer.same else 0.0
-    except Exception as error:
-        return everywhere(why(error))
-    entries = {}
-    for name, call in calls.passes.items():
-        entry = attempt(partial(timed, bench, call, wall_clock=calls.waits, replayed=True))
-        entries[name] = entry | ({"off": off} if off > CLOSE else {})
-    return entries, calls
-
-
-def measure_case(
-    bench: Bench, case: Case, peers: Sequence[Implementation], *, memory: bool = False
-) -> dict[str, Any]:
-    """Check and time linrec, and time the peers; return "passes" and peaks, or "error"."""
-    if wrong := failure(case.check):
-        return {"error": wrong}
-    passes: dict[str, Entry] = {}
-    for name, call in case.calls.passes.items():
-        if case.n_bytes:
-            entry = beside_yardstick(bench, call, case.n_bytes[name], case.dtype)
-        else:
-            entry = timed(bench, call, replayed=True)
-        passes[name] = entry | {"peers": {}}
-    result: dict[str, Any] = {"passes": passes}
-    if memory:
-        result["peak_bytes"] = bench.peak_of(case.calls.passes[BOTH])
-    outputs = case.calls.outputs() if peers else ()
-    for peer in peers:
-        entries, calls = measure_peer(bench, peer, case, outputs)
-        for name, entry in entries.items():
-            add_ratio(entry, passes[name])
-            passes[name]["peers"][peer.name] = entry
-        if memory and calls is not None and "ms" in entries[BOTH]:
-            peak = bench.peak_of(calls.passes[BOTH])
-            result.setdefault("peers_peak_bytes", {})[peer.name] = peak
-    return result
+    `implementations` are functions that return the calls; an error of theirs makes the entries "missing".
+    `entry_of` times a pass; "ratio" is to the time of `baseline`. With `compared`, the baseline comes first,
+    and an entry whose outputs differ from those of the baseline has "off", the difference. With `memory`,
+    "peaks" are those of forward and backward, beyond the inputs.
+    """
+    passes: dict[str, dict[str, Record]] = {}
+    peaks: dict[str, int | None] = {}
+    outputs: Tensors = ()
+    for name, prepare in implementations.items():
+        try:
+            calls, off = prepare(), 0.0
+            if compared and name != baseline and calls.same:
+                off = max(map(difference, calls.outputs(), outputs))
+        except Exception as error:
+            for one in passes or PASSES:
+                passes.setdefault(one, {})[name] = {"missing": why(error)}
+            continue
+        if wrong := failure(calls.check):
+            return {"error": f"{name}: {wrong}"}
+        if compared and name == baseline:
+            outputs = calls.outputs()
+        for one in calls.passes:
+            entry = attempt(partial(entry_of, bench, calls, one))
+            if compared and name == baseline and "missing" in entry:
+                return {"error": f"{name}: {entry['missing']}"}
+            passes.setdefault(one, {})[name] = entry | ({"off": off} if off > CLOSE else {})
+        if memory and "ms" in passes[BOTH][name]:
+            peaks[name] = bench.peak_of(calls.passes[BOTH])
+    for entries in passes.values():
+        for entry in entries.values():
+            add_ratio(entry, entries[baseline])
+    return {"passes": passes} | ({"peaks": peaks} if memory else {})
 
 
 def difference(output: Tensor, right: Tensor) -> float:

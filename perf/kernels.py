@@ -117,20 +117,13 @@ def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[
 
 
 def summary(runs: Sequence[Kernel], steps: int) -> dict[str, Any]:
-    """Return the time of steps by kind and name of kernel.
-
-    Args:
-        runs: the kernels of the steps, at least one.
-        steps: number of steps.
+    """Return the time of steps by kind and name of kernel, from the kernels of the steps.
 
     Returns:
         "step_ms", from the first kernel's start to the last kernel's end; "idle", the share of it in which no
         kernel runs; "kinds", for each of `KINDS` its "ms" per step and its "share"; "kernels", the names with
         the most time, each with "kind", "ms" and "calls" per step and "share". Shares may add up to more than
         the rest of "idle", as kernels may run side by side.
-
-    Raises:
-        ValueError: there are no runs.
 
     Example:
         >>> found = summary([Kernel("forward", 0, 3000), Kernel("backward", 4000, 8000)], steps=1)
@@ -149,15 +142,10 @@ def summary(runs: Sequence[Kernel], steps: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {}
     for kernel in ordered:
         times.setdefault(kernel.name, []).append(kernel.end - kernel.start)
-    names = [
-        {
-            "name": name[:LONGEST_NAME],
-            "kind": kind_of(name),
-            "calls": len(found) / steps,
-            **_part(found, whole, steps),
-        }
-        for name, found in sorted(times.items(), key=lambda item: -sum(item[1]))
-    ]
+    names = []
+    for name, found in sorted(times.items(), key=lambda item: -sum(item[1])):
+        about = {"name": name[:LONGEST_NAME], "kind": kind_of(name), "calls": len(found) / steps}
+        names.append({**about, **_part(found, whole, steps)})
     of_kind = {kind: [t for name in times if kind_of(name) == kind for t in times[name]] for kind in KINDS}
     return {
         "step_ms": whole * 1e-3 / steps,

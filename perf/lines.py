@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,26 +23,44 @@ from linrec.lab.train import get_recipe
 from linrec.lab.train.fabric import matmul_precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.ops import gate_loop, scan
-from perf.engine import Row, outputs_and_gradients
-from perf.operations import OPERATIONS, make
+from perf.engine import outputs_and_gradients
+from perf.operations import OPERATIONS, Row, make
 from perf.timing import Bench, Timing, why
 from perf.training import make_step
 
 ROOT = Path(__file__).resolve().parents[1]
-CUDA_LINES = ("memory-f32", "memory-bf16", "memory-conv", "step", "step-captured", "accuracy", "compile")
-CPU_LINES = ("accuracy",)
-# minutes each: left out by --quick
-SLOW = ("step-captured", "compile")
-ABOUT = "what it is"
 
 
-def measure_line(bench: Bench, name: str, *, quick: bool) -> dict[str, Any]:
-    """Measure one number; return its record, or "error"."""
-    try:
-        result = {"name": name, **_LINES[name](bench, quick)}
-    except Exception as error:
-        return {"name": name, "error": f"failed: {why(error)}"}
-    return result | {"met": result["value"] <= result["target"]}
+@dataclass(frozen=True)
+class Line:
+    """A number with a greatest value that is asked.
+
+    Args:
+        name: the name of its row.
+        measure: returns "about", "value" and its parts, given the bench, and whether sizes are tiny.
+        target: the largest value that is asked.
+        unit: the unit of both.
+        on_cpu: whether it is measured on the CPU too.
+        slow: whether it takes minutes, and `--quick` leaves it out.
+    """
+
+    name: str
+    measure: Callable[[Bench, bool], dict[str, Any]]
+    target: float
+    unit: str = "x"
+    on_cpu: bool = False
+    slow: bool = False
+
+    # not a field: the list of its record
+    key = "lines"
+
+    def measured(self, bench: Bench, *, quick: bool) -> dict[str, Any]:
+        try:
+            found = self.measure(bench, quick)
+        except Exception as error:
+            return {"name": self.name, "error": f"failed: {why(error)}"}
+        found |= {"unit": self.unit, "target": self.target, "met": found["value"] <= self.target}
+        return {"name": self.name, **found}
 
 
 def peak_bytes_of(bench: Bench, row: Row) -> tuple[int, int, int]:
@@ -63,33 +82,22 @@ def memory(bench: Bench, quick: bool, *, dtype: str) -> dict[str, Any]:
     peak, of_inputs, of_dy = peak_bytes_of(bench, row)
     # inputs and their gradients, y and dy
     peak, needed = peak + of_inputs + of_dy, 2 * (of_inputs + of_dy)
-    return {
-        "about": f"{row.name}: peak memory of forward+backward / (inputs, output, gradients of both)",
-        "value": peak / needed,
-        "unit": "x",
-        "target": 1.15,
-        "peak_bytes": peak,
-        "needed_bytes": needed,
-    }
+    about = f"{row.name}: peak memory of forward+backward / (inputs, output, gradients of both)"
+    return {"about": about, "value": peak / needed, "peak_bytes": peak, "needed_bytes": needed}
 
 
 def memory_of_long_conv(bench: Bench, quick: bool) -> dict[str, Any]:
     """Peak of forward and backward beside the inputs, over the inputs."""
     # imported here: `perf.ops` measures these numbers
-    from perf.ops import rows_of
+    from perf.ops import Ops
 
     ratios = {}
-    for row in rows_of("cuda", quick=quick):
-        if row.operation == "conv":
+    for row in Ops("cuda", quick).all_rows():
+        if isinstance(row, Row) and row.operation == "conv":
             peak, of_inputs, _ = peak_bytes_of(bench, row)
             ratios[row.name] = peak / of_inputs
-    return {
-        "about": "conv: what forward+backward take, results included / (u, K); the largest row",
-        "value": max(ratios.values()),
-        "unit": "x",
-        "target": 4.0,
-        "rows": ratios,
-    }
+    about = "conv: what forward+backward take, results included / (u, K); the largest row"
+    return {"about": about, "value": max(ratios.values()), "rows": ratios}
 
 
 def step(bench: Bench, quick: bool, *, captured: bool) -> dict[str, Any]:
@@ -102,10 +110,8 @@ def step(bench: Bench, quick: bool, *, captured: bool) -> dict[str, Any]:
     return {
         "about": f"training step of memory-horizon, {how}: kernels / torch backend",
         "value": kernels.median / plain.median,
-        "unit": "x",
-        "target": 1 / 3,
-        "kernels_ms": dataclasses.asdict(kernels),
-        "torch_ms": dataclasses.asdict(plain),
+        "kernels_ms": kernels._asdict(),
+        "torch_ms": plain._asdict(),
     }
 
 
@@ -141,13 +147,8 @@ def accuracy(bench: Bench, quick: bool) -> dict[str, Any]:
         exact = scan(a.double(), x.double(), backend="reference")[0]
     errors = {name: _errors(y, exact) for name, y in (("linrec", mine), ("loop", loop))}
     ratios = [errors["linrec"][kind] / errors["loop"][kind] for kind in ("rms", "largest")]
-    return {
-        "about": f"float32 error of scan {shape}, |a| in (0.999, 1) / that of a float32 loop",
-        "value": max(ratios),
-        "unit": "x",
-        "target": 2.0,
-        "relative_errors": errors,
-    }
+    about = f"float32 error of scan {shape}, |a| in (0.999, 1) / that of a float32 loop"
+    return {"about": about, "value": max(ratios), "relative_errors": errors}
 
 
 def _errors(y: Tensor, exact: Tensor) -> dict[str, float]:
@@ -173,13 +174,8 @@ def compile_time(bench: Bench, quick: bool) -> dict[str, Any]:
         if finished.returncode:
             raise RuntimeError(f"{operation}: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
         seconds[operation] = float(finished.stdout.split()[-1])
-    return {
-        "about": "first forward+backward of a new process, nothing compiled: the slower operation",
-        "value": max(seconds.values()),
-        "unit": "s",
-        "target": 20.0,
-        "seconds": seconds,
-    }
+    about = "first forward+backward of a new process, nothing compiled: the slower operation"
+    return {"about": about, "value": max(seconds.values()), "seconds": seconds}
 
 
 @contextlib.contextmanager
@@ -198,15 +194,15 @@ def first_call(bench: Bench, operation: str) -> float:
     return bench.time_once(partial(outputs_and_gradients, OPERATIONS[operation].run, inputs, dy)) / 1e3
 
 
-_LINES: dict[str, Callable[[Bench, bool], dict[str, Any]]] = {
-    "memory-f32": partial(memory, dtype="f32"),
-    "memory-bf16": partial(memory, dtype="bf16"),
-    "memory-conv": memory_of_long_conv,
-    "step": partial(step, captured=False),
-    "step-captured": partial(step, captured=True),
-    "accuracy": accuracy,
-    "compile": compile_time,
-}
+LINES = (
+    Line("memory-f32", partial(memory, dtype="f32"), 1.15),
+    Line("memory-bf16", partial(memory, dtype="bf16"), 1.15),
+    Line("memory-conv", memory_of_long_conv, 4.0),
+    Line("step", partial(step, captured=False), 1 / 3),
+    Line("step-captured", partial(step, captured=True), 1 / 3, slow=True),
+    Line("accuracy", accuracy, 2.0, on_cpu=True),
+    Line("compile", compile_time, 20.0, unit="s", slow=True),
+)
 
 if __name__ == "__main__":
     print(first_call(Bench(torch.device(sys.argv[2])), sys.argv[1]))

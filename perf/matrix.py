@@ -1,26 +1,26 @@
 """`python -m perf matrix` and `steps`: operators with matrix states, one (dk, dv) state per head."""
 
+import dataclasses
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops import delta_rule, gate_loop
 from perf import engine
-from perf.engine import BOTH, DTYPES, FORWARD, PASSES, Calls, Case, Implementation, Row, Tensors
-from perf.operations import cut, decays, normal
-from perf.ops import PeerOptions, operator_report, show_ratios, with_yardstick
+from perf.engine import BOTH, DTYPES, FORWARD, PASSES, Calls, Implementation, Record, Tensors
+from perf.operations import Row, cut, decays, normal
+from perf.ops import PeerCommand, ratios
 from perf.peers import turned
-from perf.table import gib, number, ratio, show_errors, show_missing, show_table
-from perf.timing import Bench, UnsuitedError, keep_freed_memory
+from perf.table import SHORT, Part, Table, errors, missing_peers, passes_of
+from perf.timing import Bench, share
 
 Size: TypeAlias = tuple[int, ...]
 
@@ -28,56 +28,8 @@ CHECKED = (
     "first and last batch row and head, every step, against (chunkwise, torch) in float64; all gradients"
 )
 CHECKED_STEP = "y and the new state, every row and head, against the reference in float64"
-# sizes are (batch, time, heads, channels), for keys and values alike, or (batch, time, heads, dk, dv);
 # steps of a chunk, for counting matrix products
 CHUNK = 64
-
-
-@dataclass(frozen=True)
-class MatrixOptions(PeerOptions):
-    """Speed and memory of gate_loop with large heads and of the delta rule, beside softmax attention.
-
-    Args:
-        heads: measure head sizes from 16 x 16 to 256 x 512 in place of the rows, against the limits of memory
-            and of matrix products, and write DEVICE-heads.json.
-    """
-
-    heads: bool = False
-
-
-@dataclass(frozen=True)
-class StepsOptions(PeerOptions):
-    """Speed of one step of gate_loop with large heads and of the delta rule, against a copy of the state."""
-
-
-def matrix(options: MatrixOptions, command: str) -> int:
-    """Measure the rows, write and print the results; return the exit status."""
-    peers, quick, heads = options.chosen(MATRIX_PEERS), options.quick, options.heads
-    rows = head_rows(quick=quick) if heads else rows_of(options.device, quick=quick)
-    chosen, bench = engine.selected(options.rows, engine.by_name(rows)), engine.bench_of(options)
-    report = operator_report(options, command, bench, peers, "-heads" if heads else "-matrix")
-    if not bench.on_cuda:
-        report.results["keeps_freed_memory"] = keep_freed_memory()
-    limits = None
-    if heads:
-        n_bytes, size = (2**20, 64) if quick else (2**30, 8192)
-        limits = bench.copy_rate(n_bytes), bench.matmul_rate(torch.bfloat16, size)
-        report.results |= zip(("copy_rate", "matmul_rate"), limits, strict=True)
-    report.measure(chosen, lambda row: measure_row(bench, row, peers, limits))
-    return report.finish(show_heads if heads else show)
-
-
-def steps(options: StepsOptions, command: str) -> int:
-    """Measure one decoding step of the operators, write and print the results; return the exit status."""
-    peers = options.chosen(STEP_PEERS)
-    rows = engine.selected(options.rows, engine.by_name(step_rows_of(options.device, quick=options.quick)))
-    bench = engine.bench_of(options)
-    report = operator_report(options, command, bench, peers, "-steps")
-    bench, fields = with_yardstick(bench, quick=options.quick)
-    report.results |= fields
-    report.measure(rows, lambda row: measure_step(bench, row, peers))
-    return report.finish(show_steps)
-
 
 ASKED: dict[str, dict[str, float]] = {
     "linear": {"attention": 1.0, "reference": 0.1},
@@ -88,6 +40,7 @@ ASKED: dict[str, dict[str, float]] = {
 }
 """The greatest ratio of linrec's time to a peer's that is asked, by the operation's name and the peer's."""
 
+# sizes are (batch, time, heads, channels), for keys and values alike, or (batch, time, heads, dk, dv)
 SIZES: dict[str, tuple[Size, ...]] = {
     # softmax attention is still cheaper at the last size
     "cuda": ((8, 4096, 16, 128), (8, 4096, 32, 64), (1, 32768, 16, 128), (8, 2048, 16, 128)),
@@ -101,47 +54,9 @@ HEAD_SIZES = tuple((dk, dv) for dk in (16, 32, 48, 64, 96, 128, 192, 256) for dv
 """dk and dv of --heads."""
 
 
-def rows_of(device_type: str, *, quick: bool = False) -> list[Row]:
-    """Return the rows of a device; `quick` keeps the operations, at a meaningless size."""
-    return _rows(device_type, ((2, 70, 2, 8),) if quick else SIZES[device_type])
-
-
-def step_rows_of(device_type: str, *, quick: bool = False) -> list[Row]:
-    """Return the rows of single steps, as `rows_of` does."""
-    return _rows(device_type, ((2, 1, 2, 8),) if quick else STEP_SIZES[device_type])
-
-
-def _rows(device_type: str, sizes: Sequence[Size]) -> list[Row]:
-    dtype = "bf16" if device_type == "cuda" else "f32"
+def rows_of(device: str, sizes: Sequence[Size]) -> list[Row]:
+    dtype = "bf16" if device == "cuda" else "f32"
     return [Row(operation, size, dtype) for size in sizes for operation in ASKED]
-
-
-def head_rows(*, quick: bool = False) -> list[Row]:
-    """Return rows that differ in the sizes of their heads; the heads of v fill the same width."""
-    batch, time, width = (1, 70, 32) if quick else (8, 4096, 2048)
-    sizes = HEAD_SIZES[:2] if quick else HEAD_SIZES
-    return [
-        Row(operation, (batch, time, max(1, width // dv), dk, dv), "bf16")
-        for operation in ("head", "channel", "delta")
-        for dk, dv in sizes
-    ]
-
-
-def limits_of(row: Row) -> dict[str, tuple[int, int]]:
-    """Return the fewest bytes and the operations of matrix products of each pass.
-
-    Forward reads q, k, v and gates, and writes y. Backward reads these inputs and dy, and writes a gradient
-    for each input. Products are those of chunks of 64 steps, three times as many with the backward pass; the
-    further products of the delta rule are not counted.
-    """
-    batch, time, heads, dk, *_ = row.size
-    dv, steps, itemsize = row.size[-1], batch * time * heads, DTYPES[row.dtype].itemsize
-    gates = {"linear": 0, "head": 4, "channel": 4 * dk, "delta": itemsize, "gated_delta": itemsize + 4}
-    inputs = itemsize * (2 * dk + dv) + gates[row.operation]
-    products = 4 * dk * dv + CHUNK * (dk + dv)
-    forward = inputs + itemsize * dv
-    both = forward + 2 * inputs + itemsize * dv
-    return {FORWARD: (steps * forward, steps * products), BOTH: (steps * both, 3 * steps * products)}
 
 
 def operator(operation: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -184,36 +99,21 @@ def check(row: Row, inputs: Tensors, dy: Tensor) -> None:
     )
 
 
-def measure_row(
-    bench: Bench,
-    row: Row,
-    peers: Sequence[Implementation],
-    limits: tuple[float, float] | None = None,
-) -> dict[str, Any]:
-    """Check and time one row, and the peers on the same inputs.
+def limits_of(row: Row) -> dict[str, tuple[int, int]]:
+    """Return the fewest bytes and the operations of matrix products of each pass.
 
-    Peaks of memory are peaks of forward and backward, beyond the inputs. With `limits`, bytes and operations
-    per second, each pass has its "share" of the limit that takes longer. A peer's entry has "asked", the
-    greatest ratio that is asked, and whether it is "met".
+    Forward reads q, k, v and gates, and writes y. Backward reads these inputs and dy, and writes a gradient
+    for each input. Products are those of chunks of 64 steps, three times as many with the backward pass; the
+    further products of the delta rule are not counted.
     """
-    inputs, dy = make(row, bench.device)
-    run = operator(row.operation)
-    case = Case(
-        arguments=(row.operation, inputs, dy),
-        calls=engine.calls_of(lambda *xs: run(*xs)[0], inputs, dy),
-        check=partial(check, row, inputs, dy),
-    )
-    result = row.record(CHECKED) | engine.measure_case(bench, case, peers, memory=True)
-    for name, entry in result.get("passes", {}).items():
-        if limits is not None:
-            least = max(part / rate for part, rate in zip(limits_of(row)[name], limits, strict=True))
-            entry["share"] = least / entry["ms"]["median"] * 1e3
-        for peer, found in entry["peers"].items():
-            if "ratio" in found:
-                asked = ASKED[row.operation].get(peer)
-                met = None if asked is None else found["ratio"] <= asked
-                found |= {"asked": asked, "met": met}
-    return result
+    batch, time, heads, dk, *_ = row.size
+    dv, steps, itemsize = row.size[-1], batch * time * heads, DTYPES[row.dtype].itemsize
+    gates = {"linear": 0, "head": 4, "channel": 4 * dk, "delta": itemsize, "gated_delta": itemsize + 4}
+    inputs = itemsize * (2 * dk + dv) + gates[row.operation]
+    products = 4 * dk * dv + CHUNK * (dk + dv)
+    forward = inputs + itemsize * dv
+    both = forward + 2 * inputs + itemsize * dv
+    return {FORWARD: (steps * forward, steps * products), BOTH: (steps * both, 3 * steps * products)}
 
 
 def make_step(row: Row, device: torch.device) -> tuple[Tensors, Tensor]:
@@ -238,48 +138,14 @@ def fewest_bytes(inputs: Tensors, y: Tensor, state: Tensor) -> int:
     return sum(x.numel() * x.element_size() for x in (*inputs, y, state, state))
 
 
-@torch.no_grad()
-def measure_step(bench: Bench, row: Row, peers: Sequence[Implementation]) -> dict[str, Any]:
-    """Check and time one step, and the peers on the same inputs and state."""
-    inputs, state = make_step(row, bench.device)
-    calls = _step_calls(partial(operator(row.operation), *inputs, state=state))
-    case = Case(
-        arguments=(row.operation, inputs, state),
-        calls=calls,
-        check=partial(check_step, row, inputs, state),
-        # y has the size of v
-        n_bytes={FORWARD: fewest_bytes(inputs, inputs[2], state)},
-        dtype=state.dtype,
-    )
-    result = row.record(CHECKED_STEP) | engine.measure_case(bench, case, peers)
-    return result | result.pop("passes", {}).get(FORWARD, {})
-
-
-def _step_calls(step: Callable[[], Tensors]) -> Calls:
-    return Calls({FORWARD: step}, step)
-
-
-def torch_backend(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """linrec itself, by torch operations."""
-    return _linrec(operation, inputs, dy, mode="chunkwise", backend="torch")
-
-
-def reference(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """linrec's reference, a loop over time."""
-    if inputs[0].is_cuda:
-        raise UnsuitedError("is measured on the CPU alone")
-    return _linrec(operation, inputs, dy, mode="recurrent", backend="reference")
-
-
-def _linrec(operation: str, inputs: Tensors, dy: Tensor, **how: str) -> Calls:
+def linrec(operation: str, inputs: Tensors, dy: Tensor, **how: str) -> Calls:
     run = operator(operation)
     return engine.calls_of(lambda *xs: run(*xs, **how)[0], inputs, dy)
 
 
 def attention(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """torch's causal softmax attention of q, k and v, in its own layout."""
     function = partial(functional.scaled_dot_product_attention, is_causal=True)
-    return engine.calls_of(function, tuple(map(turned, inputs[:3])), turned(dy), turned)
+    return engine.calls_of(function, tuple(map(turned, inputs[:3])), turned(dy), turned, same=False)
 
 
 # the name in fla.ops, and the arguments after q, k and v of the chunkwise and the recurrent function
@@ -292,10 +158,8 @@ FLA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _fla(kind: str, operation: str, inputs: Tensors, **options: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+def _fla(kind: str, operation: str, **options: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return flash-linear-attention's "chunk" or "fused_recurrent" function of the inputs of `make`."""
-    if not inputs[0].is_cuda:
-        raise UnsuitedError("runs on CUDA alone")
     name, chunkwise, recurrent = FLA[operation]
     function = getattr(importlib.import_module(f"fla.ops.{name}"), f"{kind}_{name}")
     if operation == "linear":
@@ -309,79 +173,138 @@ def _fla(kind: str, operation: str, inputs: Tensors, **options: Any) -> Callable
 
 
 def fla(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """flash-linear-attention's chunkwise kernel of the operation."""
-    function = _fla("chunk", operation, inputs)
+    function = _fla("chunk", operation)
     return engine.calls_of(lambda *xs: function(*xs)[0], inputs, dy)
 
 
 def torch_step(operation: str, inputs: Tensors, state: Tensor) -> Calls:
-    """linrec itself, by torch operations."""
     run = operator(operation)
-    return _step_calls(partial(run, *inputs, state=state, mode="recurrent", backend="torch"))
+    return step_calls(partial(run, *inputs, state=state, mode="recurrent", backend="torch"))
 
 
 def fla_step(operation: str, inputs: Tensors, state: Tensor) -> Calls:
-    """flash-linear-attention's kernel that runs the steps one by one."""
-    function = _fla("fused_recurrent", operation, inputs, initial_state=state, output_final_state=True)
-    return _step_calls(partial(function, *inputs))
+    function = _fla("fused_recurrent", operation, initial_state=state, output_final_state=True)
+    return step_calls(partial(function, *inputs))
 
 
+def step_calls(step: Callable[[], Tensors], **more: Any) -> Calls:
+    return Calls({FORWARD: step}, step, **more)
+
+
+CHUNKWISE = partial(linrec, mode="chunkwise", backend="torch")
+REFERENCE = partial(linrec, mode="recurrent", backend="reference")
+ATTENTION = "torch's scaled_dot_product_attention, causal"
+CHUNKS = "flash-linear-attention's chunk_* of the same recurrence"
+FUSED = "flash-linear-attention's fused_recurrent_* of the same recurrence"
 MATRIX_PEERS = (
-    Implementation("torch", "linrec's own torch backend, chunkwise", "torch", torch_backend),
-    Implementation("reference", "linrec's reference, a loop over time", "torch", reference),
-    Implementation(
-        "attention", "torch's scaled_dot_product_attention, causal", "torch", attention, same=False
-    ),
-    Implementation("fla", "flash-linear-attention's chunk_* of the same recurrence", "fla", fla),
+    Implementation("torch", "linrec's own torch backend, chunkwise", "torch", CHUNKWISE),
+    Implementation("reference", "linrec's reference, a loop over time", "torch", REFERENCE, device="cpu"),
+    Implementation("attention", ATTENTION, "torch", attention),
+    Implementation("fla", CHUNKS, "fla", fla, device="cuda"),
 )
 STEP_PEERS = (
     Implementation("torch", "linrec's own torch backend, recurrent", "torch", torch_step),
-    Implementation(
-        "fla", "flash-linear-attention's fused_recurrent_* of the same recurrence", "fla", fla_step
-    ),
+    Implementation("fla", FUSED, "fla", fla_step, device="cuda"),
 )
 
 
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print times and memory, the ratios to the peers, and the errors."""
-    rows = [row for row in results["rows"] if "passes" in row]
+@dataclass(frozen=True)
+class Matrix(PeerCommand):
+    """Speed and memory of gate_loop with large heads and of the delta rule, beside softmax attention.
+
+    Args:
+        heads: measure head sizes from 16 x 16 to 256 x 512 in place of the rows, against the limits of memory
+            and of matrix products, and write DEVICE-heads.json.
+    """
+
+    heads: bool = False
+
+    known = MATRIX_PEERS
+
+    @property
+    def suffix(self) -> str:
+        return "-heads" if self.heads else "-matrix"
+
+    def all_rows(self) -> list[Row]:
+        if not self.heads:
+            return rows_of(self.device, ((2, 70, 2, 8),) if self.quick else SIZES[self.device])
+        # the heads of v fill the same width
+        batch, time, width = (1, 70, 32) if self.quick else (8, 4096, 2048)
+        sizes = HEAD_SIZES[:2] if self.quick else HEAD_SIZES
+        return [
+            Row(operation, (batch, time, max(1, width // dv), dk, dv), "bf16")
+            for operation in ("head", "channel", "delta")
+            for dk, dv in sizes
+        ]
+
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        bench, fields = super().about(bench)
+        if self.heads:
+            bench, product = bench.with_product(torch.bfloat16, quick=self.quick)
+            bench = dataclasses.replace(bench, copy=bench.copy_rate(2**20 if self.quick else 2**30))
+            fields |= {"copy_rate": bench.copy, "matmul_rate": product["rate"]}
+        return bench, fields
+
+    def measure(self, bench: Bench, row: Row) -> Record:
+        """Measure a row; with --heads, each pass has its "share" of the limit that takes longer."""
+        inputs, dy = make(row, bench.device)
+        run = operator(row.operation)
+        calls = engine.calls_of(lambda *xs: run(*xs)[0], inputs, dy, check=partial(check, row, inputs, dy))
+        given = (row.operation, inputs, dy)
+        found = self.beside_peers(bench, calls, *given, memory=True)
+        for name, entry in found.get("passes", {}).items():
+            if self.heads:
+                rates = zip(limits_of(row)[name], (bench.copy, bench.product), strict=True)
+                ms = entry["ms"]["median"]
+                entry["share"] = max(share(least, rate, ms) for least, rate in rates if rate is not None)
+            for peer, timed in entry["peers"].items():
+                if "ratio" in timed:
+                    asked = ASKED[row.operation].get(peer)
+                    timed |= {"asked": asked, "met": None if asked is None else timed["ratio"] <= asked}
+        return {**row.head(), "checked": CHECKED, **found}
+
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        rows = [row for row in results["rows"] if "passes" in row]
+        if any("share" in row["passes"][FORWARD] for row in rows):
+            yield from show_heads(results, rows)
+        else:
+            yield from show_rows(results, rows)
+        yield from missing_peers(passes_of(rows))
+        yield from errors(results["rows"])
+
+
+def show_rows(results: Record, rows: Sequence[Record]) -> Iterator[Part]:
     peers = list(results["peers"])
-    if rows:
-        memory = any(row["peak_bytes"] is not None for row in rows)
-        names = ["linrec", *peers] if memory else []
-        lines = []
-        for row in rows:
-            peaks = {"linrec": row["peak_bytes"], **row.get("peers_peak_bytes", {})}
-            times = [number(row["passes"][name]["ms"]["median"]) for name in PASSES]
-            lines.append([row["name"], *times, *(gib(peaks.get(name), otherwise="-") for name in names)])
-        title = "milliseconds of a call"
-        title += ", and the peak memory of forward and backward in GiB" if memory else ""
-        show_table(console, title, ("row", "fwd", "fwd+bwd", *names), lines)
-        if peers:
-            show_ratios(console, rows, peers)
-    _show_problems(console, results, rows)
+    title = "milliseconds of a call"
+    columns = [
+        "row {name}",
+        *(f"{short} {{passes[{one}][ms][median]:digits}}" for one, short in SHORT.items()),
+    ]
+    if any(row["peak_bytes"] is not None for row in rows):
+        title += ", and the peak memory of forward and backward in GiB"
+        columns.append("linrec {peak_bytes:.2f GiB}")
+        columns += [f"{peer} {{peers_peak_bytes[{peer}]:.2f GiB}}" for peer in peers]
+    yield Table(title, " | ".join(columns), rows, absent="-")
+    if peers:
+        yield ratios(passes_of(rows), peers)
 
 
-def show_heads(console: Console, results: dict[str, Any]) -> None:
-    """Print time and share of the limit by head size, and the largest step between neighbouring sizes."""
-    rows = [row for row in results["rows"] if "passes" in row]
-    beside = ["fla"] if "fla" in results["peers"] else []
-    lines = []
-    for row in rows:
-        cells = [row["name"]]
-        for entry in row["passes"].values():
-            cells += [number(entry["ms"]["median"]), f"{100 * entry['share']:.3g}"]
-            cells += [ratio(entry["peers"].get(peer, {})) for peer in beside]
-        lines.append(cells)
+def show_heads(results: Record, rows: Sequence[Record]) -> Iterator[Part]:
+    """Yield time and share of the limit by head size, and the largest step between neighbouring sizes."""
     title = "ms forward, and forward and backward; % of the limit of memory or matrix products"
-    title += "; fla: linrec's time over its" if beside else ""
-    show_table(console, title, ("row", "fwd", "%", *beside, "fwd+bwd", "%", *beside), lines)
+    columns = ["row {name}"]
+    for one, short in SHORT.items():
+        columns += [f"{short} {{passes[{one}][ms][median]:digits}}", f"% {{passes[{one}][share]:.3g %}}"]
+        if "fla" in results["peers"]:
+            columns.append(f"fla {{passes[{one}][peers][fla]:.2g ratio}}")
+    title += "; fla: linrec's time over its" if "fla" in results["peers"] else ""
+    yield Table(title, " | ".join(columns), rows)
     for name in PASSES:
-        console.print(f"{name}: {_largest_step(rows, name)}", highlight=False)
-    _show_problems(console, results, rows)
+        yield f"{name}: {_largest_step(rows, name)}"
 
 
-def _largest_step(rows: Sequence[dict[str, Any]], name: str) -> str:
+def _largest_step(rows: Sequence[Record], name: str) -> str:
     """Return the largest ratio of the shares of two neighbouring sizes of the same operation."""
     found = [
         (abs(math.log(first["passes"][name]["share"] / second["passes"][name]["share"])), first, second)
@@ -394,21 +317,43 @@ def _largest_step(rows: Sequence[dict[str, Any]], name: str) -> str:
     return f"largest step between neighbours {math.exp(step):.2f}, {first['name']} and {second['name']}"
 
 
-def show_steps(console: Console, results: dict[str, Any]) -> None:
-    """Print times, rates and ratios to the peers, and the errors."""
-    rows, peers = [row for row in results["rows"] if "ms" in row], list(results["peers"])
-    lines = []
-    for row in rows:
-        times = [number(row["ms"]["median"]), f"{row['percent']:.0f}", number(row["called_ms"]["median"])]
-        lines.append([row["name"], *times, *(ratio(row["peers"][peer]) for peer in peers)])
-    title = f"milliseconds of a step, and percent of the rate of {results['yardstick']}"
-    title += "\nlast linrec's time / the peer's: below 1, linrec is faster" if peers else ""
-    if rows:
-        show_table(console, title, ("row", "ms", "%", "called", *peers), lines)
-    show_missing(console, rows)
-    show_errors(console, results["rows"])
+@dataclass(frozen=True)
+class Steps(PeerCommand):
+    """Speed of one step of gate_loop with large heads and of the delta rule, against a copy of the state."""
 
+    suffix = "-steps"
+    known = STEP_PEERS
 
-def _show_problems(console: Console, results: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    show_missing(console, [entry for row in rows for entry in row["passes"].values()])
-    show_errors(console, results["rows"])
+    def all_rows(self) -> list[Row]:
+        return rows_of(self.device, ((2, 1, 2, 8),) if self.quick else STEP_SIZES[self.device])
+
+    @torch.no_grad()
+    def measure(self, bench: Bench, row: Row) -> Record:
+        inputs, state = make_step(row, bench.device)
+        calls = step_calls(
+            partial(operator(row.operation), *inputs, state=state),
+            check=partial(check_step, row, inputs, state),
+            # y has the size of v
+            n_bytes={FORWARD: fewest_bytes(inputs, inputs[2], state)},
+            dtype=state.dtype,
+        )
+        given = (row.operation, inputs, state)
+        found = self.beside_peers(bench, calls, *given)
+        found |= found.pop("passes", {}).get(FORWARD, {})
+        return {**row.head(), "checked": CHECKED_STEP, **found}
+
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        rows, peers = [row for row in results["rows"] if "ms" in row], list(results["peers"])
+        title = f"milliseconds of a step, and percent of the rate of {results['yardstick']}"
+        title += "\nlast linrec's time / the peer's: below 1, linrec is faster" if peers else ""
+        columns = [
+            "row {name}",
+            "ms {ms[median]:digits}",
+            "% {percent:.0f}",
+            "called {called_ms[median]:digits}",
+        ]
+        columns += [f"{peer} {{peers[{peer}]:.2g ratio}}" for peer in peers]
+        yield Table(title, " | ".join(columns), rows)
+        yield from missing_peers(rows)
+        yield from errors(results["rows"])

@@ -1,32 +1,38 @@
-"""`python -m perf nonlinear`: nonlinear recurrences, step by step and by Newton's method."""
+"""`python -m perf nonlinear` and `iterations`: nonlinear recurrences, step by step and by Newton's method."""
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from rich.console import Console
+import tyro
 from torch import Tensor, nn
 
+from linrec.errors import RunFolderError
+from linrec.lab.train import load_run
+from linrec.lab.train.fabric import seed_all
+from linrec.lab.train.run import Run
+from linrec.models import SequenceClassifier, SequenceClassifierConfig
 from linrec.ops.core.backends import choose
-from linrec.ops.core.call import Call, Result
+from linrec.ops.core.call import Call, Result, handling
 from linrec.ops.nonlinear_scan import OPERATOR, Convergence, ConvergenceError, nonlinear_scan
 from perf import engine
-from perf.engine import PASSES, Calls, Entry, Report, RowOptions, Tensors
+from perf.command import Command, Named, RefusedError, RowCommand
+from perf.engine import Calls, Record, Tensors
 from perf.loops import layer_calls
 from perf.operations import normal
-from perf.table import implementations_of, show_errors, show_table
+from perf.table import Part, Table, errors, implementations_of
 from perf.timing import Bench, Budget, Timing, UnsuitedError
 
 CHECKED_STEPS = 256
 CHECKED = f"h and the gradients of x and the weights, {CHECKED_STEPS} steps, against the loop in float64"
-LOOP, ADJOINT, NEWTON, QUASI, DAMPED = "loop", "adjoint", "newton", "quasi_newton", "damped"
+LOOP, NEWTON, QUASI, DAMPED = "loop", "newton", "quasi_newton", "damped"
 METHODS: dict[str, dict[str, Any]] = {
     LOOP: {"mode": "recurrent", "gradient": "autograd"},
-    ADJOINT: {"mode": "recurrent", "gradient": "adjoint"},
+    "adjoint": {"mode": "recurrent", "gradient": "adjoint"},
     NEWTON: {"mode": NEWTON},
     QUASI: {"mode": QUASI},
     DAMPED: {"mode": DAMPED},
@@ -42,40 +48,14 @@ LONG_MS = 1000.0
 
 
 @dataclass(frozen=True)
-class NonlinearOptions(RowOptions):
-    """Speed of nonlinear_scan's loops and of Newton's method beside torch's recurrent layers.
-
-    Args:
-        out: folder for DEVICE.json.
-    """
-
-    out: Path = Path("results/nonlinear")
-
-
-def nonlinear(options: NonlinearOptions, command: str) -> int:
-    """Measure the rows, write and print the results; return the exit status."""
-    rows = engine.selected(
-        options.rows, engine.by_name(nonlinear_rows_of(options.device, quick=options.quick))
-    )
-    # most calls take longer than any budget
-    report, bench = Report(options, command), engine.bench_of(options, budget=Budget(10, 40))
-    report.measure(rows, lambda row: measure_nonlinear(bench, row))
-    return report.finish(show)
-
-
-@dataclass(frozen=True)
-class NonlinearRow:
-    """A cell and its sizes."""
-
+class NonlinearRow(Named):
     cell: str
     size: int
     time: int
     batch: int
 
-    @property
-    def name(self) -> str:
-        """The name, such as "lem-n64-t1000"."""
-        return f"{self.cell}-n{self.size}-t{self.time}"
+    # such as "lem-n64-t1000"
+    template = "{row.cell}-n{row.size}-t{row.time}"
 
     @property
     def state(self) -> int:
@@ -83,17 +63,116 @@ class NonlinearRow:
         return 2 * self.size if self.cell == "lem" else self.size
 
 
-def nonlinear_rows_of(device_type: str, *, quick: bool = False) -> list[NonlinearRow]:
-    """Return the rows of a device; `quick` keeps the cells, at a meaningless size."""
-    if quick:
-        return [NonlinearRow(cell, 4, 20, 2) for cell in CELLS]
-    lengths = {1000: 16, 10_000: 16, 100_000: 1} if device_type == "cuda" else {1000: 16}
-    return [
-        NonlinearRow(cell, size, time, batch)
-        for cell in CELLS
-        for size in (16, 64, 512)
-        for time, batch in lengths.items()
-    ]
+@dataclass(frozen=True)
+class Nonlinear(RowCommand):
+    """Speed of nonlinear_scan's loops and of Newton's method beside torch's recurrent layers."""
+
+    # most calls take longer than any budget
+    budget = Budget(10, 40)
+
+    def all_rows(self) -> list[NonlinearRow]:
+        if self.quick:
+            return [NonlinearRow(cell, 4, 20, 2) for cell in CELLS]
+        lengths = {1000: 16, 10_000: 16, 100_000: 1} if self.device == "cuda" else {1000: 16}
+        sizes = [(size, *length) for size in (16, 64, 512) for length in lengths.items()]
+        return [NonlinearRow(cell, *size) for cell in CELLS for size in sizes]
+
+    def measure(self, bench: Bench, row: NonlinearRow) -> Record:
+        inputs, dh = make(row, bench.device)
+        expected = outcome(row, tuple(x.double() for x in inputs), dh.double(), backend="reference")
+
+        def method(name: str) -> Calls:
+            if reason := left_out(row, name):
+                raise UnsuitedError(reason)
+
+            def check() -> None:
+                found = outcome(row, inputs, dh, **METHODS[name])
+                engine.assert_all_agree(("h", "dx", "dstate", "dW", "dW_y"), found, expected, torch.float32)
+
+            function = partial(run, cell=row.cell, **METHODS[name])
+            return engine.calls_of(function, inputs, dh, check=check)
+
+        def layer(name: str) -> Calls:
+            made = LAYERS[name](row.size, row.size, batch_first=True, device=bench.device)
+            return layer_calls(made, dh[..., : row.size].contiguous())
+
+        def entry_of(bench: Bench, calls: Calls, one: str) -> Record:
+            call = calls.passes[one]
+            bench.release()
+            # the first call may compile
+            converging(partial(bench.time_once, call))
+            once = bench.time_once(call)
+            # the loops wait for Python, so the wall clock measures them
+            timing = Timing(*3 * (once,)) if once > LONG_MS else bench.measure(call, wall_clock=True)
+            return {"ms": timing._asdict(), "us_per_step": timing.median * 1e3 / row.time}
+
+        implementations = {name: partial(method, name) for name in METHODS}
+        implementations |= {name: partial(layer, name) for name in LAYERS}
+        found = engine.measure_each(bench, implementations, LOOP, entry_of)
+        if "error" not in found:
+            found["iterations"] = {
+                name: {f"x{gain}": count_iterations(row, inputs, name, gain) for gain in GAINS}
+                for name in (NEWTON, QUASI, DAMPED)
+            }
+        bench.release()
+        return {**row.head(), "checked": CHECKED, **found}
+
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        yield Table(
+            "milliseconds of a call, microseconds of a step; times as fast as the loop",
+            "row {name} | pass {pass} | {implementation} | ms {ms[median]:.3f} | "
+            "us/step {us_per_step:.1f} | x {ratio:.1f}",
+            implementations_of(results["rows"]),
+            left=3,
+            wrap=("ms",),
+            absent="-",
+        )
+        yield Table(
+            "iterations of Newton's modes, by the gain of the recurrent weights",
+            "row {name} | mode {mode} | gain {gain} | iterations {iterations} | residual {residual:.2g}",
+            [
+                {**entry, "name": row["name"], "mode": mode, "gain": gain}
+                for row in results["rows"]
+                for mode, gains in row.get("iterations", {}).items()
+                for gain, entry in gains.items()
+            ],
+            left=3,
+            wrap=("iterations",),
+        )
+        yield from errors(results["rows"])
+
+
+def left_out(row: NonlinearRow, method: str) -> str | None:
+    """Return the rule by which a row leaves out a method, or None."""
+    if method == LOOP and row.time > LOOP_STEPS:
+        return f"over {LOOP_STEPS:,} steps"
+    if method == NEWTON and row.state > NEWTON_STATE:
+        return f"state over {NEWTON_STATE}"
+    return None
+
+
+def converging(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, or raise UnsuitedError where Newton's method does not converge."""
+    try:
+        return call()
+    except ConvergenceError as error:
+        raise UnsuitedError("no convergence") from error
+
+
+def count_iterations(row: NonlinearRow, inputs: Tensors, method: str, gain: int) -> Record:
+    """Return the iterations and the last residual of a call with `gain` times the recurrent weights."""
+    x, state, *weights = inputs
+    report = Convergence().to(x.device)
+    options = {**METHODS[method], "convergence": report, "max_iterations": MAX_ITERATIONS}
+
+    @torch.no_grad()
+    def counted() -> Record:
+        converging(lambda: run(x, state, *(gain * W for W in weights), cell=row.cell, **options))
+        return {"iterations": int(report.iterations), "residual": float(report.residual)}
+
+    reason = left_out(row, method)
+    return {"missing": reason} if reason else engine.attempt(counted)
 
 
 def elman(h: Tensor, x: Tensor, W: Tensor) -> Tensor:
@@ -144,45 +223,13 @@ def make(row: NonlinearRow, device: torch.device) -> tuple[Tensors, Tensor]:
 
 
 def run(x: Tensor, state: Tensor, *weights: Tensor, cell: str, **options: Any) -> Tensor:
-    """Return h of every step."""
     function, diagonal = CELLS[cell]
     return nonlinear_scan(function, x, weights, state=state, diagonal=diagonal, **options)[0]
 
 
 def outcome(row: NonlinearRow, inputs: Tensors, dh: Tensor, **options: Any) -> Tensors:
-    """Return h and all gradients of the first steps."""
     first = (inputs[0][:, :CHECKED_STEPS], *inputs[1:])
     return engine.outputs_and_gradients(partial(run, cell=row.cell, **options), first, dh[:, :CHECKED_STEPS])
-
-
-def measure_nonlinear(bench: Bench, row: NonlinearRow) -> dict[str, Any]:
-    """Check and time the methods, time torch's layers, and count the iterations of Newton's modes."""
-    result: dict[str, Any] = {"name": row.name, **dataclasses.asdict(row), "checked": CHECKED}
-    inputs, dh = make(row, bench.device)
-    expected = outcome(row, tuple(x.double() for x in inputs), dh.double(), backend="reference")
-    entries: dict[str, dict[str, Entry]] = {}
-
-    def check(method: str) -> None:
-        found = outcome(row, inputs, dh, **METHODS[method])
-        engine.assert_all_agree(("h", "dx", "dstate", "dW", "dW_y"), found, expected, torch.float32)
-
-    for method, options in METHODS.items():
-        if reason := left_out(row, method):
-            entries[method] = {one: {"missing": reason} for one in PASSES}
-            continue
-        if wrong := engine.failure(partial(check, method)):
-            return result | {"error": f"{method}: {wrong}"}
-        calls = engine.calls_of(partial(run, cell=row.cell, **options), inputs, dh)
-        entries[method] = _timed(bench, calls, row)
-    for name, layer in LAYERS.items():
-        made = layer(row.size, row.size, batch_first=True, device=bench.device)
-        entries[name] = _timed(bench, layer_calls(made, dh[..., : row.size].contiguous()), row)
-    iterations = {
-        method: {f"x{gain}": count_iterations(row, inputs, method, gain) for gain in GAINS}
-        for method in (NEWTON, QUASI, DAMPED)
-    }
-    bench.release()
-    return result | {"passes": engine.by_pass(entries, LOOP), "iterations": iterations}
 
 
 def run_as(call: Call, mode: str, **changes: Any) -> Result:
@@ -194,90 +241,91 @@ def run_as(call: Call, mode: str, **changes: Any) -> Result:
     return OPERATOR.run(inputs, choose(OPERATOR.name, OPERATOR.backends, inputs, device, mode, name))
 
 
-def left_out(row: NonlinearRow, method: str) -> str | None:
-    """Return the rule by which a row leaves out a method, or None."""
-    if method == LOOP and row.time > LOOP_STEPS:
-        return f"over {LOOP_STEPS:,} steps"
-    if method == NEWTON and row.state > NEWTON_STATE:
-        return f"state over {NEWTON_STATE}"
-    return None
+@dataclass(frozen=True, kw_only=True)
+class Iterations(Command):
+    """Newton's iterations that a trained model needs, with its initial and its trained weights.
+
+    Args:
+        runs: run folders of sequence classifiers with mixers on nonlinear_scan.
+        samples: number of validation samples.
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    samples: int = 16
+
+    key = "runs"
+
+    def chosen(self) -> Mapping[str, Run]:
+        runs = {}
+        for folder in self.runs:
+            try:
+                runs[str(folder)] = run = load_run(folder)
+            except RunFolderError as error:
+                raise RefusedError(error) from error
+            if not isinstance(run.config.model, SequenceClassifierConfig):
+                raise RefusedError(f"{folder} must be the run of a sequence classifier.")
+        return runs
+
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        return bench, {"samples": self.samples}
+
+    def measure(self, bench: Bench, row: Run) -> Record:
+        names = {"run": str(row.path), "task": row.config.name, "mixer": row.config.model.mixer}
+        return {**names, "counts": iterations_of(row, bench.device, self.samples)}
+
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        names = ("task", "mixer", "weights", "layer", "mode", "iterations")
+        counts = [{**run, **count} for run in results["runs"] for count in run["counts"]]
+        yield Table("", " | ".join(f"{name} {{{name}}}" for name in names), counts, left=5, wrap=names)
 
 
-def converged(measurement: Callable[[], Entry]) -> Entry:
-    """Return an entry, with "missing" where Newton's method does not converge or the measurement fails."""
-
-    def told() -> Entry:
-        try:
-            return measurement()
-        except ConvergenceError as error:
-            raise UnsuitedError("no convergence") from error
-
-    return engine.attempt(told)
-
-
-def _timed(bench: Bench, calls: Calls, row: NonlinearRow) -> dict[str, Entry]:
-    def entry(call: Callable[[], Any]) -> Entry:
-        bench.release()
-        # the first call may compile
-        bench.time_once(call)
-        once = bench.time_once(call)
-        timing = Timing(once, once, once)
-        if once <= LONG_MS:
-            # the loops wait for Python, so the wall clock measures them
-            timing = bench.measure(call, wall_clock=True)
-        return {"ms": dataclasses.asdict(timing), "us_per_step": timing.median * 1e3 / row.time}
-
-    return {one: converged(partial(entry, call)) for one, call in calls.passes.items()}
+def iterations_of(run: Run, device: torch.device, n: int) -> list[Record]:
+    """Return iterations of n validation samples with initial and trained weights, by layer and mode."""
+    config = run.config.model
+    assert isinstance(config, SequenceClassifierConfig)
+    batch = run.config.task.prepared().split("validation").rows(torch.arange(n))
+    inputs = batch.inputs.to(device)
+    lengths, dt = (None if part is None else part.to(device) for part in (batch.lengths, batch.dt))
+    seed_all(run.config.loop.seed)
+    found = []
+    for weights, model in ("start", SequenceClassifier(config)), ("end", run.classifier()):
+        counts: list[Record] = []
+        with torch.no_grad(), counting(counts):
+            model.eval().to(device)(inputs, lengths=lengths, dt=dt)
+        found += [{"weights": weights, **count} for count in counts]
+    return found
 
 
-def count_iterations(row: NonlinearRow, inputs: Tensors, method: str, gain: int) -> Entry:
-    """Return the iterations and the last residual of a call with `gain` times the recurrent weights."""
-    if reason := left_out(row, method):
-        return {"missing": reason}
-    x, state, *weights = inputs
+@contextmanager
+def counting(counts: list[Record]) -> Iterator[None]:
+    """Add the iterations of every call of `nonlinear_scan` within the context to `counts`."""
+    layers = 0
 
-    def counted() -> Entry:
-        report = Convergence().to(x.device)
-        options = {**METHODS[method], "convergence": report, "max_iterations": MAX_ITERATIONS}
-        with torch.no_grad():
-            run(x, state, *(gain * W for W in weights), cell=row.cell, **options)
-        return {"iterations": int(report.iterations), "residual": float(report.residual)}
+    def handler(call: Call, proceed: Callable[[], Result]) -> Result:
+        nonlocal layers
+        if call.operator is OPERATOR:
+            for mode in (NEWTON, QUASI):
+                counts.append({"layer": layers, "mode": mode, **counted(call, mode)})
+            layers += 1
+        return proceed()
 
-    return converged(counted)
+    with handling(handler):
+        yield
 
 
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the times and their ratios to the loop, then iterations, then the errors."""
-    rows = [row for row in results["rows"] if "passes" in row]
-
-    def cells(entry: Entry) -> list[str]:
-        ratio = f"{entry['ratio']:.1f}" if "ratio" in entry else "-"
-        return [f"{entry['ms']['median']:.3f}", f"{entry['us_per_step']:.1f}", ratio]
-
-    def counted(entry: Entry) -> list[str]:
-        if "missing" in entry:
-            return [entry["missing"]]
-        return [str(entry["iterations"]), f"{entry['residual']:.2g}"]
-
-    show_table(
-        console,
-        "milliseconds of a call, microseconds of a step; times as fast as the loop",
-        ("row", "pass", "", "ms", "us/step", "x"),
-        implementations_of(rows, cells),
-        left=3,
-        wrap=("ms",),
-    )
-    show_table(
-        console,
-        "iterations of Newton's modes, by the gain of the recurrent weights",
-        ("row", "mode", "gain", "iterations", "residual"),
-        [
-            [row["name"], mode, gain, *counted(entry)]
-            for row in rows
-            for mode, gains in row["iterations"].items()
-            for gain, entry in gains.items()
-        ],
-        left=3,
-        wrap=("iterations",),
-    )
-    show_errors(console, results["rows"])
+def counted(call: Call, mode: str) -> Record:
+    """Return the iterations of a call in a mode, or "missing"."""
+    x, state = call.inputs.x, call.inputs.state
+    size = (x if state is None else state).shape[-1]
+    sizes = {"steps": x.shape[1], "state": size}
+    # "quasi_newton" needs a diagonal for larger states, which mixers do not give
+    if size > NEWTON_STATE:
+        return sizes | {"missing": f"state over {NEWTON_STATE}"}
+    report = Convergence().to(x.device)
+    limited = {"max_iterations": MAX_ITERATIONS, "convergence": report, "otherwise": "error"}
+    try:
+        run_as(call, mode, gradient="auto", **limited)
+    except ConvergenceError:
+        return sizes | {"missing": f"no convergence in {MAX_ITERATIONS}"}
+    return sizes | {"iterations": int(report.iterations)}

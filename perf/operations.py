@@ -17,14 +17,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from linrec.ops import gate_loop, long_conv, scan, selective_scan
 from perf import engine
-from perf.engine import BOTH, DTYPES, FORWARD, Case, Row, Tensors
+from perf.command import Named
+from perf.engine import BOTH, DTYPES, FORWARD, Calls, Tensors
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -43,6 +44,29 @@ WINDOW = 256
 
 
 @dataclass(frozen=True)
+class Row(Named):
+    """One operation at one size.
+
+    Args:
+        operation: name of the operation.
+        size: its sizes.
+        dtype: a key of `DTYPES`.
+        targets: percent of the yardstick's rate for each pass; None where no speed is asked.
+    """
+
+    operation: str
+    size: tuple[int, ...]
+    dtype: str
+    targets: tuple[float | None, float | None] = (None, None)
+
+    template = "{row.operation}-{row.dtype}-{row.sizes}"
+
+    @property
+    def sizes(self) -> str:
+        return "x".join(map(str, self.size))
+
+
+@dataclass(frozen=True)
 class Operation:
     """One operation of any size.
 
@@ -52,22 +76,20 @@ class Operation:
         tensors: the fewest tensors of the last input's size that each pass moves, forward, and forward and
             backward together: each input read once, each output written once.
         others: the same for tensors of the first input's size, if that differs and counts.
-        whole: the check's description and `run`'s arguments, for operations that are compared as a whole.
+        whole: the check's description and the torch backend's mode, for operations compared as a whole.
     """
 
     inputs: Callable[[Shape, torch.dtype, torch.Generator], Tensors]
     run: Callable[..., Tensor]
     tensors: tuple[int, int]
     others: tuple[int, int] = (0, 0)
-    whole: tuple[str, dict[str, str]] | None = None
+    whole: tuple[str, str] | None = None
 
     @property
     def checked(self) -> str:
-        """A description of the check."""
         return PARTS if self.whole is None else self.whole[0]
 
     def fewest_bytes(self, inputs: Tensors) -> dict[str, int]:
-        """Return the fewest bytes that each pass reads and writes."""
         first, last = (x.numel() * x.element_size() for x in (inputs[0], inputs[-1]))
         passes = zip((FORWARD, BOTH), self.tensors, self.others, strict=True)
         return {name: tensors * last + others * first for name, tensors, others in passes}
@@ -80,12 +102,13 @@ def make(row: Row, device: torch.device) -> tuple[Tensors, Tensor]:
     return inputs, normal(tuple(inputs[-1].shape), dtype, random)
 
 
-def case_of(operation: str, inputs: Tensors, dy: Tensor) -> Case:
-    """Return linrec's part of a measurement."""
+def calls_of(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
+    """Return linrec's calls, with their check and the bytes that they move."""
     found = OPERATIONS[operation]
-    return Case(
-        arguments=(operation, inputs, dy),
-        calls=engine.calls_of(found.run, inputs, dy),
+    return engine.calls_of(
+        found.run,
+        inputs,
+        dy,
         check=partial(check, operation, inputs, dy),
         n_bytes=found.fewest_bytes(inputs),
         dtype=inputs[-1].dtype,
@@ -100,9 +123,9 @@ def scan_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Te
     return a, normal(shape, dtype, random)
 
 
-def run_scan(a: Tensor, x: Tensor, *, backend: str = "auto") -> Tensor:
+def run_scan(a: Tensor, x: Tensor, **how: Any) -> Tensor:
     """y_t = a_t y_{t-1} + x_t."""
-    return scan(a, x, backend=backend)[0]
+    return scan(a, x, **how)[0]
 
 
 def gate_loop_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
@@ -112,11 +135,9 @@ def gate_loop_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) 
     return q, k, v, decays(size, torch.float32, random).log().to(dtype), _phases(size, random).to(dtype)
 
 
-def run_gate_loop(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, phase: Tensor, *, backend: str = "auto"
-) -> Tensor:
+def run_gate_loop(*inputs: Tensor, **how: Any) -> Tensor:
     """h_t = exp(log_decay_t + i phase_t) h_{t-1} + k_t v_t, y_t = Re(q_t h_t)."""
-    return gate_loop(q, k, v, log_decay, phase, backend=backend)[0]
+    return gate_loop(*inputs, **how)[0]
 
 
 def selective_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
@@ -130,19 +151,10 @@ def selective_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) 
     return dt.to(dtype), A, B, C / STATES**0.5, D, normal(shape, dtype, random)
 
 
-def run_selective(
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    x: Tensor,
-    *,
-    mode: str = "auto",
-    backend: str = "auto",
-) -> Tensor:
+def run_selective(*inputs: Tensor, **how: Any) -> Tensor:
     """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
-    return selective_scan(x, dt, A, B, C, D, mode=mode, backend=backend)[0]
+    *parameters, x = inputs
+    return selective_scan(x, *parameters, **how)[0]
 
 
 def long_conv_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> Tensors:
@@ -152,37 +164,22 @@ def long_conv_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) 
     return kernel, normal(shape, dtype, random)
 
 
-def run_long_conv(kernel: Tensor, u: Tensor, *, mode: str = "auto", backend: str = "auto") -> Tensor:
+def run_long_conv(kernel: Tensor, u: Tensor, **how: Any) -> Tensor:
     """y = K * u."""
-    return long_conv(u, kernel, mode=mode, backend=backend)[0]
+    return long_conv(u, kernel, **how)[0]
 
 
+CHUNKWISE = "outputs and all gradients, with the chunkwise torch mode in float64"
+CONVOLUTION = "outputs and all gradients, with the convolution by torch in float64"
+# the tensors of a pass: forward reads the inputs and writes y; backward reads most of them and dy, and writes
+# their gradients
 OPERATIONS = {
-    # forward reads a, x and writes y; backward reads a, y, dy and writes da, dx
     "scan": Operation(scan_inputs, run_scan, (3, 3 + 5)),
-    # forward reads five and writes y; backward reads the five and dy, and writes five gradients
     "gate_loop": Operation(gate_loop_inputs, run_gate_loop, (6, 6 + 11)),
-    # forward reads dt, x and writes y; backward reads dt, x, dy and writes their gradients; the rest is small
-    "selective": Operation(
-        selective_inputs,
-        run_selective,
-        (3, 3 + 5),
-        whole=(
-            "outputs and all gradients, with the chunkwise torch mode in float64",
-            {"mode": "chunkwise", "backend": "torch"},
-        ),
-    ),
-    # forward reads u, K and writes y; backward reads u, K, dy and writes du, dK
-    "conv": Operation(
-        long_conv_inputs,
-        run_long_conv,
-        (2, 2 + 3),
-        others=(1, 1 + 2),
-        whole=(
-            "outputs and all gradients, with the convolution by torch in float64",
-            {"mode": "convolution", "backend": "torch"},
-        ),
-    ),
+    # dt, x and y; A, B, C and D are small
+    "selective": Operation(selective_inputs, run_selective, (3, 3 + 5), whole=(CHUNKWISE, "chunkwise")),
+    # u and y, and beside them K
+    "conv": Operation(long_conv_inputs, run_long_conv, (2, 2 + 3), (1, 1 + 2), (CONVOLUTION, "convolution")),
 }
 
 
@@ -193,15 +190,15 @@ def check(operation: str, inputs: Tensors, dy: Tensor, run: Callable[..., Tensor
     dtype = found[0].dtype
     if made.whole is not None:
         wide = tuple(x.double() for x in inputs)
-        expected = engine.outputs_and_gradients(partial(made.run, **made.whole[1]), wide, dy.double())
+        right = partial(made.run, mode=made.whole[1], backend="torch")
+        expected = engine.outputs_and_gradients(right, wide, dy.double())
     else:
         found, (*few, few_dy) = tuple(map(cut, found)), map(cut, (*inputs, dy))
         if operation == "scan":
             expected = _expected_scan(few[0], few[1], few_dy, found[0], found[2])
         else:
-            expected = engine.outputs_and_gradients(
-                partial(made.run, backend="reference"), tuple(few), few_dy
-            )
+            right = partial(made.run, backend="reference")
+            expected = engine.outputs_and_gradients(right, tuple(few), few_dy)
     engine.assert_all_agree(engine.gradient_names(inputs), found, expected, dtype)
 
 
@@ -227,7 +224,6 @@ def _expected_scan(a: Tensor, x: Tensor, dy: Tensor, y: Tensor, dx: Tensor) -> T
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
-    """Return normal random numbers on the generator's device."""
     return torch.randn(shape, dtype=dtype, device=random.device, generator=random)
 
 

@@ -1,63 +1,69 @@
 """`python -m perf ops`: the operators, beside the yardstick and other implementations."""
 
-import dataclasses
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import Any, ClassVar
 
 from perf import engine
-from perf.engine import PASSES, Entry, Implementation, RefusedError, Report, Row, RowOptions
-from perf.lines import ABOUT, CPU_LINES, CUDA_LINES, SLOW, measure_line
-from perf.operations import OPERATIONS, case_of, make
+from perf.command import RefusedError, RowCommand, check_names
+from perf.engine import PASSES, Calls, Implementation, Record
+from perf.lines import LINES, Line
+from perf.operations import OPERATIONS, Row, calls_of, make
 from perf.peers import PEERS
-from perf.table import draw_panels, number, passes_of, ratio, show_errors, show_missing, show_table, yes
-from perf.timing import Bench, keep_freed_memory
+from perf.table import Part, Table, draw_panels, errors, missing_peers, passes_of
+from perf.timing import Bench
 
-PEER_PACKAGES = ("flash-linear-attention", "fla-core", "accelerated-scan", "mamba-ssm", "jax", "jaxlib")
 PEERS_PER_TABLE = 4
 # lengths of --grow: from the shortest by this factor
 SHORTEST, FACTOR = 512, 4
 CHANNELS = 64
-LINREC = "linrec"
 
 
 @dataclass(frozen=True)
-class PeerOptions(RowOptions):
-    """Options of the commands that measure operators.
+class PeerCommand(RowCommand):
+    """Base of the commands that measure operators.
 
     Args:
         peers: measure other implementations too, those that are installed.
         without: with --peers, the names of peers to leave out.
-        out: folder for DEVICE.json, DEVICE-matrix.json or DEVICE-steps.json, and the files of --grow.
     """
 
     peers: bool = False
     without: tuple[str, ...] = ()
-    out: Path = Path("results/ops")
 
-    def chosen(self, peers: Sequence[Implementation]) -> list[Implementation]:
-        """Return the peers that --peers and --without ask for."""
+    folder = "ops"
+    packages = ("flash-linear-attention", "fla-core", "accelerated-scan", "mamba-ssm", "jax", "jaxlib")
+    known: ClassVar[Sequence[Implementation]]
+
+    def chosen(self) -> dict[str, Any]:
         if self.without and not self.peers:
             raise RefusedError("--without leaves peers out; pass --peers too.")
-        engine.check_names("peer", self.without, [peer.name for peer in peers])
-        return [peer for peer in peers if self.peers and peer.name not in self.without]
+        check_names("peer", self.without, [peer.name for peer in self.known])
+        return super().chosen()
 
+    @property
+    def measured_peers(self) -> list[Implementation]:
+        return [peer for peer in self.known if self.peers and peer.name not in self.without]
 
-@dataclass(frozen=True)
-class OpsOptions(PeerOptions):
-    """Speed, memory and accuracy of the operators, against a copy of the same bytes.
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        peers = {
+            peer.name: {"about": peer.about, "installed": peer.installed} for peer in self.measured_peers
+        }
+        bench, yardstick = bench.with_copy(quick=self.quick)
+        return bench, {"budget": bench.budget._asdict(), "peers": peers, **yardstick}
 
-    Args:
-        grow: measure time against length instead of the rows, draw it, and write DEVICE-growth.json and .png.
-        longest: with --grow, the greatest length; by default 2,097,152 on CUDA, 131,072 on the CPU.
-    """
-
-    grow: bool = False
-    longest: int | None = None
+    def beside_peers(self, bench: Bench, calls: Calls, *given: Any, memory: bool = False) -> Record:
+        """Measure linrec's calls and the peers on the same arguments; each pass is linrec's, with "peers"."""
+        peers = {peer.name: partial(peer.calls, *given) for peer in self.measured_peers}
+        implementations = {"linrec": lambda: calls} | peers
+        found = engine.measure_each(bench, implementations, "linrec", compared=True, memory=memory)
+        for one, entries in found.get("passes", {}).items():
+            found["passes"][one] = {**entries.pop("linrec"), "peers": entries}
+        if peaks := found.pop("peaks", {}):
+            found |= {"peak_bytes": peaks.pop("linrec"), "peers_peak_bytes": peaks}
+        return found
 
 
 # (batch, time, channels)
@@ -97,195 +103,127 @@ CPU_ROWS = tuple(
 )
 
 
-def rows_of(device_type: str, *, quick: bool = False) -> list[Row]:
-    """Return the rows of a device; `quick` keeps their operations and dtypes, at a meaningless size."""
-    rows = CUDA_ROWS if device_type == "cuda" else CPU_ROWS
-    if not quick:
-        return list(rows)
-    kinds = dict.fromkeys((row.operation, row.dtype) for row in rows)
-    return [Row(operation, (2, 64, 16), dtype, (50, 50)) for operation, dtype in kinds]
+@dataclass(frozen=True)
+class Ops(PeerCommand):
+    """Speed, memory and accuracy of the operators, against a copy of the same bytes.
 
+    Args:
+        grow: measure scan at growing lengths instead, draw time against length, and write DEVICE-growth.json
+            and .png.
+        longest: with --grow, the greatest length; by default 2,097,152 on CUDA, 131,072 on the CPU.
+    """
 
-def operator_report(
-    options: PeerOptions, command: str, bench: Bench, peers: Sequence[Implementation], suffix: str = ""
-) -> Report:
-    """Return the report of a command that measures operators, with its budget and its peers."""
-    return Report(
-        options,
-        command,
-        suffix,
-        PEER_PACKAGES,
-        budget=dataclasses.asdict(bench.budget),
-        peers={peer.name: {"about": peer.about, "installed": peer.installed} for peer in peers},
-    )
+    grow: bool = False
+    longest: int | None = None
 
+    known = PEERS
 
-def with_yardstick(bench: Bench, *, quick: bool) -> tuple[Bench, dict[str, Any]]:
-    """Return the bench with its yardstick, and the fields of it: on CUDA "copy_rate", measured here."""
-    if bench.on_cuda:
-        copy = bench.copy_rate(2**20 if quick else 2**30)
-        return dataclasses.replace(bench, copy=copy), {"yardstick": "a copy on the device", "copy_rate": copy}
-    return bench, {"yardstick": "torch.add(x, y, out=z)", "keeps_freed_memory": keep_freed_memory()}
+    @property
+    def suffix(self) -> str:
+        return "-growth" if self.grow else ""
 
+    def chosen(self) -> dict[str, Row | Line]:
+        if self.grow and self.rows:
+            raise RefusedError("--grow measures no rows; leave --rows out.")
+        if self.longest is not None and not self.grow:
+            raise RefusedError("--longest is the greatest length of --grow; pass both.")
+        if self.longest is not None and self.longest < SHORTEST:
+            raise RefusedError(f"--longest must be at least {SHORTEST} steps; got {self.longest}.")
+        return super().chosen()
 
-def ops(options: OpsOptions, command: str) -> int:
-    """Measure the operators, write and print the results; return the exit status."""
-    peers, quick = options.chosen(PEERS), options.quick
-    if options.grow:
-        return grow(options, peers, command)
-    if options.longest is not None:
-        raise RefusedError("--longest is the greatest length of --grow; pass both.")
-    lines: dict[str, Any] = {
-        name: name
-        for name in (CUDA_LINES if options.device == "cuda" else CPU_LINES)
-        if not quick or options.rows or name not in SLOW
-    }
-    wanted = engine.selected(options.rows, engine.by_name(rows_of(options.device, quick=quick)) | lines)
-    bench = engine.bench_of(options)
-    report = operator_report(options, command, bench, peers)
-    bench, fields = with_yardstick(bench, quick=quick)
-    results = report.results
-    results |= fields | {"rows": [], "lines": []}
-    rows = {name: row for name, row in wanted.items() if name not in lines}
-    report.measure(rows, lambda row: measure_row(bench, row, peers))
-    report.measure(
-        {name: name for name in wanted if name in lines},
-        lambda name: measure_line(bench, name, quick=quick),
-        key="lines",
-    )
-    return report.finish(show)
+    def all_rows(self) -> list[Row | Line]:
+        on_cuda = self.device == "cuda"
+        if self.grow:
+            longest = self.longest or (2048 if self.quick else 2**21 if on_cuda else 2**17)
+            return [Row("scan", (1, length, CHANNELS), "f32") for length in lengths(longest)]
+        rows = list(CUDA_ROWS if on_cuda else CPU_ROWS)
+        if self.quick:
+            kinds = dict.fromkeys((row.operation, row.dtype) for row in rows)
+            rows = [Row(operation, (2, 64, 16), dtype, (50, 50)) for operation, dtype in kinds]
+        lines = [line for line in LINES if on_cuda or line.on_cpu]
+        return [*rows, *(line for line in lines if self.rows or not (self.quick and line.slow))]
 
+    def measure(self, bench: Bench, row: Row | Line) -> Record:
+        if isinstance(row, Line):
+            return row.measured(bench, quick=self.quick)
+        given = (row.operation, *make(row, bench.device))
+        found = self.beside_peers(bench, calls_of(*given), *given)
+        for entry, target in zip(found.get("passes", {}).values(), row.targets, strict=False):
+            entry |= {"target": target, "met": None if target is None else entry["percent"] >= target}
+        return {**row.head(), "checked": OPERATIONS[row.operation].checked, **found}
 
-def measure_row(bench: Bench, row: Row, peers: Sequence[Implementation]) -> dict[str, Any]:
-    """Check and time one row, and the peers on the same inputs; each pass has its "target" too."""
-    case = case_of(row.operation, *make(row, bench.device))
-    result = row.record(OPERATIONS[row.operation].checked, "shape") | engine.measure_case(bench, case, peers)
-    for entry, target in zip(result.get("passes", {}).values(), row.targets, strict=False):
-        met = None if target is None else entry["percent"] >= target
-        entry |= {"target": target, "met": met}
-    return result
-
-
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print times and rates, ratios to peers, the other numbers, and the errors."""
-    rows = [row for row in results["rows"] if "passes" in row]
-
-    def speed(entry: Entry) -> list[str]:
-        ms, target = entry["ms"], entry["target"]
-        return [
-            number(ms["median"]),
-            f"{number(ms['p20'])}-{number(ms['p80'])}",
-            f"{entry['percent']:.0f}",
-            "" if target is None else f"{target:.0f} {yes(entry['met'])}",
-            number(entry["called_ms"]["median"]),
-        ]
-
-    if rows:
-        title = f"milliseconds of a call, and percent of the rate of {results['yardstick']}"
-        headings = ("row", "pass", "ms", "20%-80%", "%", "asked", "called")
-        show_table(console, title, headings, passes_of(rows, speed), left=2)
-        names = list(rows[0]["passes"][PASSES[0]]["peers"])
-        for start in range(0, len(names), PEERS_PER_TABLE):
-            show_ratios(console, rows, names[start : start + PEERS_PER_TABLE], ".3g")
-        show_missing(console, [entry for row in rows for entry in row["passes"].values()])
-    lines = [line for line in results["lines"] if "value" in line]
-    if lines:
-        cells = [
-            [line["name"], line["about"], *(f"{line[key]:.3g} {line['unit']}" for key in ("value", "target"))]
-            for line in lines
-        ]
-        show_table(
-            console,
-            "other numbers, each to be at most what is asked",
-            ("row", ABOUT, "value", "asked", "met"),
-            [[*given, yes(line["met"])] for given, line in zip(cells, lines, strict=True)],
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        rows, lines = results["rows"], results.get("lines", ())
+        passes = passes_of(rows)
+        yield Table(
+            f"milliseconds of a call, and percent of the rate of {results['yardstick']}",
+            "row {name} | pass {pass} | ms {ms[median]:digits} | "
+            "20%-80% {ms[p20]:digits}-{ms[p80]:digits} | % {percent:.0f} | "
+            "asked {target:.0f} {met:yes} | called {called_ms[median]:digits}",
+            passes,
             left=2,
-            wrap=(ABOUT,),
         )
-    show_errors(console, (*results["rows"], *results["lines"]))
+        names = list(results["peers"])
+        for start in range(0, len(names), PEERS_PER_TABLE):
+            yield ratios(passes, names[start : start + PEERS_PER_TABLE], ".3g")
+        yield from missing_peers(passes)
+        yield Table(
+            "other numbers, each to be at most what is asked",
+            "row {name} | what it is {about} | value {value:.3g} {unit} | asked {target:.3g} {unit} | "
+            "met {met:yes}",
+            [line for line in lines if "value" in line],
+            left=2,
+            wrap=("what it is",),
+        )
+        yield from errors((*rows, *lines))
+
+    def draw(self, results: Record, path: Path) -> Path | None:
+        measured = any("passes" in row for row in results["rows"])
+        return draw_growth(results, path) if self.grow and measured else None
 
 
-def show_ratios(
-    console: Console, rows: Sequence[dict[str, Any]], peers: Sequence[str], digits: str = ".2g"
-) -> None:
-    """Print linrec's time over the peers'."""
+def ratios(passes: Sequence[Mapping[str, Any]], peers: Sequence[str], digits: str = ".2g") -> Table:
     title = "linrec's time / the peer's: below 1, linrec is faster"
-    if any("asked" in entry for entry in rows[0]["passes"][PASSES[0]]["peers"].values()):
+    if any("asked" in peer for entry in passes for peer in entry["peers"].values()):
         title += "; whether as asked"
-    lines = passes_of(rows, lambda entry: [ratio(entry["peers"][peer], digits) for peer in peers])
-    show_table(console, title, ("row", "pass", *peers), lines, left=2)
+    columns = ["row {name}", "pass {pass}", *(f"{peer} {{peers[{peer}]:{digits} ratio}}" for peer in peers)]
+    return Table(title, " | ".join(columns), passes, left=2)
 
 
 def lengths(longest: int) -> list[int]:
-    """Return the lengths of --grow up to `longest`."""
     found = [SHORTEST]
     while found[-1] * FACTOR <= longest:
         found.append(found[-1] * FACTOR)
     return found
 
 
-def grow(options: OpsOptions, peers: Sequence[Implementation], command: str) -> int:
-    """Measure time against length, write and draw it; return the exit status."""
-    if options.rows:
-        raise RefusedError("--grow measures no rows; leave --rows out.")
-    if options.longest is not None and options.longest < SHORTEST:
-        raise RefusedError(f"--longest must be at least {SHORTEST} steps; got {options.longest}.")
-    bench = engine.bench_of(options)
-    report = operator_report(options, command, bench, peers, "-growth")
-    if not bench.on_cuda:
-        report.results["keeps_freed_memory"] = keep_freed_memory()
-    longest = options.longest or (2048 if options.quick else 2**21 if options.device == "cuda" else 2**17)
-    growth = report.results["growth"] = measure_growth(bench, peers, longest)
-    report.write()
-    print(f"wrote {report.path}")
-    if growth["points"]:
-        print(f"wrote {draw(growth, report.path.with_suffix('.png'))}")
-    if "error" in growth:
-        print(growth["error"], file=sys.stderr)
-    return int("error" in growth)
-
-
-def measure_growth(bench: Bench, peers: Sequence[Implementation], longest: int) -> dict[str, Any]:
-    """Time scan, float32, batch 1, at growing lengths, each checked before."""
-    result: dict[str, Any] = {"batch": 1, "channels": CHANNELS, "dtype": "float32", "points": []}
-    for length in lengths(longest):
-        row = Row("scan", (1, length, CHANNELS), "f32")
-        engine.say(row.name)
-        case = case_of("scan", *make(row, bench.device))
-        if wrong := engine.failure(case.check):
-            return result | {"error": f"{row.name}: {wrong}"}
-        passes = case.calls.passes.items()
-        measured = {LINREC: {name: engine.timed(bench, call, replayed=True) for name, call in passes}}
-        outputs = case.calls.outputs()
-        for peer in peers:
-            measured[peer.name], _ = engine.measure_peer(bench, peer, case, outputs)
-        result["points"] += [
-            {"length": length, "implementation": name, "pass": one, **entry}
-            for name, entries in measured.items()
-            for one, entry in entries.items()
-        ]
-    return result
-
-
-def draw(growth: dict[str, Any], path: Path) -> Path:
+def draw_growth(results: Record, path: Path) -> Path:
     """Draw nanoseconds per element against length, for each pass."""
     # imported here: matplotlib is needed for the picture alone
     from matplotlib.ticker import LogLocator
 
-    points = [point for point in growth["points"] if "ms" in point]
-    names = list(dict.fromkeys(point["implementation"] for point in points))
-
-    def curve(one: str, name: str) -> tuple[list[float], list[float]]:
-        mine = [point for point in points if (point["pass"], point["implementation"]) == (one, name)]
-        elements = [point["length"] * growth["channels"] for point in mine]
-        times = [1e6 * point["ms"]["median"] for point in mine]
-        return [p["length"] for p in mine], [ns / n for ns, n in zip(times, elements, strict=True)]
+    entries = [
+        (one, name, row["size"][1], timed)
+        for row in results["rows"]
+        for one, entry in row.get("passes", {}).items()
+        for name, timed in {"linrec": entry, **entry["peers"]}.items()
+    ]
+    # earlier files have a list of points
+    for point in results.get("growth", {}).get("points", ()):
+        entries.append((point["pass"], point["implementation"], point["length"], point))
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for one, name, length, timed in entries:
+        if "ms" in timed:
+            each = 1e6 * timed["ms"]["median"] / (length * CHANNELS)
+            found.setdefault((one, name), []).append((length, each))
+    names = list(dict.fromkeys(name for _, name in found))
 
     def finish(axes: Any, one: str) -> None:
-        axes.set_yscale("log")
         axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1.0,), numticks=7))
 
-    widths = [2.4 if name == LINREC else 1.4 for name in names]
-    return draw_panels(
-        path, PASSES, names, curve, y="ns per element", share_y=True, widths=widths, finish=finish
-    )
+    def curve(one: str, name: str) -> list[tuple[int, float]]:
+        return found.get((one, name), [])
+
+    widths = [2.4 if name == "linrec" else 1.4 for name in names]
+    return draw_panels(path, PASSES, names, curve, finish, y="ns per element", share_y=True, widths=widths)

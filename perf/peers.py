@@ -15,23 +15,11 @@ from perf.operations import OPERATIONS
 from perf.timing import UnsuitedError
 
 
-def _require(operation: str, *known: str) -> None:
-    """Raise UnsuitedError for an operation that the peer lacks."""
-    if operation not in known:
-        raise UnsuitedError(f"has no {operation}")
-
-
-def _require_cuda(x: Tensor) -> None:
-    """Raise UnsuitedError for inputs on the CPU."""
-    if not x.is_cuda:
-        raise UnsuitedError("runs on CUDA alone")
-
-
-def _real_scan_on_cuda(operation: str, inputs: Tensors) -> None:
-    _require(operation, "scan")
-    if inputs[0].is_complex():
+def real(a: Tensor) -> Tensor:
+    """Return the transitions of a scan, or raise UnsuitedError if they are complex."""
+    if a.is_complex():
         raise UnsuitedError("has no complex transitions")
-    _require_cuda(inputs[0])
+    return a
 
 
 def turned(x: Tensor) -> Tensor:
@@ -40,16 +28,10 @@ def turned(x: Tensor) -> Tensor:
 
 
 def linrec_torch(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """linrec itself, by torch operations."""
     return calls_of(partial(OPERATIONS[operation].run, backend="torch"), inputs, dy)
 
 
 def loop(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """One addcmul per time step."""
-    _require(operation, "scan", "gate_loop")
-    if inputs[0].is_cuda:
-        raise UnsuitedError("is measured on the CPU alone")
-
     def scan(a: Tensor, x: Tensor) -> Tensor:
         y = torch.zeros_like(x[:, 0])
         outputs = []
@@ -65,19 +47,16 @@ def loop(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
 
 
 def fla(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """flash-linear-attention's recurrence of HGRN, which takes the logarithm of a."""
-    _real_scan_on_cuda(operation, inputs)
+    """The recurrence of HGRN, which takes the logarithm of a."""
+    a, x = real(inputs[0]), inputs[1]
     from fla.ops.hgrn import chunk_hgrn
 
-    a, x = inputs
     log_a = a.float().log().to(a.dtype)
     return calls_of(lambda g, x: chunk_hgrn(x, g)[0], (log_a, x), dy)
 
 
 def accelerated_scan(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """accelerated-scan's kernel of warps, with time contiguous."""
-    _real_scan_on_cuda(operation, inputs)
-    if inputs[0].dtype != torch.float32:
+    if real(inputs[0]).dtype != torch.float32:
         # version 0.3.1 on an H200: the device is unusable after it
         raise UnsuitedError("accesses illegal memory in bfloat16")
     from accelerated_scan.warp import scan
@@ -86,9 +65,7 @@ def accelerated_scan(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
 
 
 def torch_scan(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """torch's own prototype of an associative scan, compiled."""
-    _real_scan_on_cuda(operation, inputs)
-    if inputs[1].shape[1] > 4096:
+    if real(inputs[0]).shape[1] > 4096:
         raise UnsuitedError("is left out beyond 4,096 steps, for its time")
     from torch._higher_order_ops.associative_scan import associative_scan
 
@@ -102,8 +79,7 @@ def torch_scan(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
 
 
 def jax_scan(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """jax.lax.associative_scan; for gate_loop as in the paper's listing, with d_h = 1."""
-    _require(operation, "scan", "gate_loop")
+    """The associative scan; for gate_loop as in the paper's listing, with d_h = 1."""
     # by default JAX takes three quarters of the device's memory when it starts
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -149,9 +125,6 @@ def jax_scan(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
 
 
 def mamba(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """mamba-ssm's CUDA kernel, with time contiguous."""
-    _require(operation, "selective")
-    _require_cuda(inputs[0])
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
     dt, A, B, C, D, x = inputs
@@ -163,8 +136,7 @@ def mamba(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
 
 
 def fft(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """torch's transforms of twice the length, with time contiguous."""
-    _require(operation, "conv")
+    """torch's transforms of twice the length."""
 
     def function(kernel: Tensor, u: Tensor) -> Tensor:
         time = u.shape[-1]
@@ -175,8 +147,6 @@ def fft(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
 
 
 def flash_fft(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
-    """flash-fft-conv's fused convolution, with time contiguous."""
-    _require(operation, "conv")
     kernel, u = inputs
     if u.dtype not in (torch.bfloat16, torch.float16):
         raise UnsuitedError("runs in half precision alone")
@@ -186,18 +156,21 @@ def flash_fft(operation: str, inputs: Tensors, dy: Tensor) -> Calls:
     return calls_of(lambda kernel, u: run(u, kernel), (kernel, turned(u)), turned(dy), turned)
 
 
+SCAN, SCANS, CONV = ("scan",), ("scan", "gate_loop"), ("conv",)
+HGRN = "flash-linear-attention, fla.ops.hgrn.chunk_hgrn"
+WARP = "accelerated_scan.warp, time contiguous (b, c, t)"
+HOP = "torch._higher_order_ops.associative_scan, compiled"
+MAMBA = "mamba_ssm's selective_scan_fn, time contiguous (b, c, t)"
+FFT = "torch.fft.rfft and irfft, time contiguous (b, c, t)"
+FLASH = "flashfftconv.FlashFFTConv, time contiguous (b, c, t)"
 PEERS = (
     Implementation("torch", "linrec's own torch backend", "torch", linrec_torch),
-    Implementation("loop", "a Python loop over torch.addcmul", "torch", loop),
-    Implementation("fla", "flash-linear-attention, fla.ops.hgrn.chunk_hgrn", "fla", fla),
-    Implementation(
-        "warp", "accelerated_scan.warp, time contiguous (b, c, t)", "accelerated_scan", accelerated_scan
-    ),
-    Implementation("hop", "torch._higher_order_ops.associative_scan, compiled", "torch", torch_scan),
-    Implementation("mamba", "mamba_ssm's selective_scan_fn, time contiguous (b, c, t)", "mamba_ssm", mamba),
-    Implementation("fft", "torch.fft.rfft and irfft, time contiguous (b, c, t)", "torch", fft),
-    Implementation(
-        "flash", "flashfftconv.FlashFFTConv, time contiguous (b, c, t)", "flashfftconv", flash_fft
-    ),
-    Implementation("jax", "jax.lax.associative_scan, jit", "jax", jax_scan),
+    Implementation("loop", "a Python loop over torch.addcmul", "torch", loop, SCANS, "cpu"),
+    Implementation("fla", HGRN, "fla", fla, SCAN, "cuda"),
+    Implementation("warp", WARP, "accelerated_scan", accelerated_scan, SCAN, "cuda"),
+    Implementation("hop", HOP, "torch", torch_scan, SCAN, "cuda"),
+    Implementation("mamba", MAMBA, "mamba_ssm", mamba, ("selective",), "cuda"),
+    Implementation("fft", FFT, "torch", fft, CONV),
+    Implementation("flash", FLASH, "flashfftconv", flash_fft, CONV),
+    Implementation("jax", "jax.lax.associative_scan, jit", "jax", jax_scan, SCANS),
 )

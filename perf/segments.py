@@ -7,14 +7,12 @@ import dataclasses
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from linrec.lab.bench.variants import parse_variant
@@ -22,10 +20,12 @@ from linrec.lab.train.fabric import matmul_precision
 from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling, with_parts_compiled
 from linrec.trees import leaves, map_tree
-from perf.engine import Options, Report, attempt, bench_of, check_names, check_profile
+from perf.command import Command, check_names, check_profile
+from perf.engine import Record, attempt
 from perf.kernels import profile_of
-from perf.table import gib, show_profiles, show_reasons, show_table
+from perf.table import Part, Table, profiles, reasons
 from perf.timing import Bench, UnsuitedError
+from perf.training import number_of_parameters
 
 Model = Callable[[Tensor, Any], tuple[Tensor, Any]]
 """(tokens, state) -> (logits, state)"""
@@ -37,23 +37,6 @@ SEGMENTS = (1, 10, 100)
 PEER = "x-transformers"
 # `linrec train` runs steps on CUDA in the last way
 EAGER, COMPILED, CAPTURED = WAYS = ("eager", "compiled", "captured")
-
-
-@dataclass(frozen=True)
-class SegmentsOptions(Options):
-    """Training steps on a segment with the memory of the segment before, at Transformer-XL's base shape.
-
-    Args:
-        models: names of the models; "all" takes every model.
-        peers: also measure x-transformers, with its memories, fused attention and rotary positions.
-        profile: tell where the device's time goes; CUDA alone.
-        out: folder for DEVICE.json.
-    """
-
-    models: tuple[str, ...] = ("all",)
-    peers: bool = False
-    profile: bool = False
-    out: Path = Path("results/segments")
 
 
 @dataclass(frozen=True)
@@ -69,30 +52,64 @@ class Shape:
     vocab_size: int = 256
 
 
-BASE = Shape()
 QUICK = Shape(d_model=16, n_layers=2, n_heads=2, d_ffn=32, segment=6, batch=2)
 
 
-def segments(options: SegmentsOptions, command: str) -> int:
-    """Measure the models, eager and compiled, write and print the results; return the exit status."""
-    check_profile(options.profile, options.device)
-    shape, bench = QUICK if options.quick else BASE, bench_of(options)
-    known = list(variants(shape))
-    check_names("model", options.models, [*known, "all"])
-    names = known if "all" in options.models else list(options.models)
-    ways = WAYS[:1] if options.quick else WAYS[: 3 if bench.on_cuda else 2]
-    packages = [PEER] if options.peers else []
-    protocol = {"shape": dataclasses.asdict(shape), "windows": dataclasses.asdict(bench.windows)}
-    report = Report(options, command, packages=packages, protocol=protocol)
+@dataclass(frozen=True)
+class Segments(Command):
+    """Training steps on a segment with the memory of the segment before, at Transformer-XL's base shape.
 
-    def measure(row: tuple[str, str]) -> dict[str, Any]:
+    Args:
+        models: names of the models; "all" takes every model.
+        peers: also measure x-transformers, with its memories, fused attention and rotary positions.
+        profile: tell where the device's time goes; CUDA alone.
+    """
+
+    models: tuple[str, ...] = ("all",)
+    peers: bool = False
+    profile: bool = False
+
+    packages = (PEER,)
+    key = "models"
+
+    @property
+    def shape(self) -> Shape:
+        return QUICK if self.quick else Shape()
+
+    def chosen(self) -> Mapping[str, tuple[str, str]]:
+        check_profile(self)
+        known = list(variants(self.shape))
+        check_names("model", self.models, [*known, "all"])
+        names = known if "all" in self.models else self.models
+        ways = WAYS[:1] if self.quick else WAYS[: 3 if self.device == "cuda" else 2]
+        rows = itertools.product([*names, *((PEER,) if self.peers else ())], ways)
+        return {f"{name}, {way}": (name, way) for name, way in rows}
+
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        protocol = {"shape": dataclasses.asdict(self.shape), "windows": bench.windows._asdict()}
+        return bench, {"protocol": protocol}
+
+    def measure(self, bench: Bench, row: tuple[str, str]) -> Record:
+        """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients."""
         name, way = row
-        found = measure_segments(bench, name, shape, way, profile=options.profile)
+        bench.release()
+        with matmul_precision("high"), compiling():
+            found = attempt(partial(measured, bench, name, self.shape, way, self.profile))
         return {"model": name, "way": way, **found}
 
-    rows = itertools.product([*names, *packages], ways)
-    report.measure({f"{name}, {way}": (name, way) for name, way in rows}, measure, key="models")
-    return report.finish(show)
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        yield Table(
+            "{n_layers} layers, width {d_model}, {batch} segments of {segment} tokens, "
+            "memory of {segment}".format(**results["protocol"]["shape"]),
+            "model {model} | {way} | parameters {parameters:,.1f M}M | "
+            "tokens/s {tokens_per_second[median]:,.0f} | ms/step {step_ms:.1f} | "
+            "GiB {peak_bytes:.1f GiB} | first s {first_seconds:.1f}",
+            [model for model in results["models"] if "missing" not in model],
+            wrap=("model",),
+        )
+        yield from profiles(results["models"], "model", "way")
+        yield from reasons(results["models"], "model", "way")
 
 
 def variants(shape: Shape) -> dict[str, str]:
@@ -169,7 +186,6 @@ class _Peer(nn.Module):
         return logits, [memory.contiguous() for memory in memories]
 
     def start(self) -> list[Tensor]:
-        """Return a full memory of zeros for each layer."""
         sizes = self.shape.batch, self.shape.segment, self.shape.d_model
         return [torch.zeros(sizes) for _ in range(self.shape.n_layers)]
 
@@ -179,16 +195,8 @@ def _compiled(model: Any) -> Any:
     return with_parts_compiled(model) if isinstance(model, LanguageModel) else torch.compile(model)
 
 
-def measure_segments(
-    bench: Bench, name: str, shape: Shape, way: str, *, profile: bool = False
-) -> dict[str, Any]:
-    """Measure training steps on random tokens, in bfloat16 autocast with AdamW and clipped gradients."""
-    bench.release()
-    with matmul_precision("high"), compiling():
-        return attempt(partial(_measured, bench, name, shape, way, profile))
-
-
-def _measured(bench: Bench, name: str, shape: Shape, way: str, profile: bool) -> dict[str, Any]:
+def measured(bench: Bench, name: str, shape: Shape, way: str, profile: bool) -> Record:
+    """Return the speed and the memory of training steps, each with the memory of the step before."""
     device = bench.device
     torch.manual_seed(0)
     with device:
@@ -237,7 +245,7 @@ def _measured(bench: Bench, name: str, shape: Shape, way: str, profile: bool) ->
         peaks[str(count)] = bench.peak_bytes()
     rate = bench.calls_per_second(training)
     found = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": number_of_parameters(model),
         "first_seconds": first,
         "peaks": peaks,
         "tokens_per_second": rate.tokens(shape.batch * shape.segment),
@@ -247,30 +255,3 @@ def _measured(bench: Bench, name: str, shape: Shape, way: str, profile: bool) ->
     if profile:
         found["profile"] = profile_of(training, device)
     return found
-
-
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print the speeds, then profiles, then the reasons of missing measurements."""
-    shape = results["protocol"]["shape"]
-    show_table(
-        console,
-        f"{shape['n_layers']} layers, width {shape['d_model']}, {shape['batch']} segments of "
-        f"{shape['segment']} tokens, memory of {shape['segment']}",
-        ("model", "", "parameters", "tokens/s", "ms/step", "GiB", "first s"),
-        [
-            [
-                found["model"],
-                found["way"],
-                f"{found['parameters'] / 1e6:,.1f}M",
-                f"{found['tokens_per_second']['median']:,.0f}",
-                f"{found['step_ms']:.1f}",
-                gib(found["peak_bytes"], ".1f"),
-                f"{found['first_seconds']:.1f}",
-            ]
-            for found in results["models"]
-            if "missing" not in found
-        ],
-        wrap=("model",),
-    )
-    show_profiles(console, results["models"], "model", "way")
-    show_reasons(console, results["models"], "model", "way")

@@ -7,9 +7,13 @@ from typing import Any, Literal
 
 from torch import nn
 
-from linrec.errors import unknown
-from linrec.models import ModelConfig
+from linrec.models import ModelConfig, preset
+from perf.command import check_names
 from perf.timing import UnsuitedError
+
+# GateLoop's language model as its preset reads it: with an output gate and a projection, as HGRN has
+MIXER_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"gate_loop": preset("wikitext103").mixer_args}
+"""Arguments with which a mixer is compared, where they differ from its defaults."""
 
 FLA_PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 
@@ -50,7 +54,6 @@ class Model:
     fla: tuple[str, Mapping[str, Any]] | None = None
 
     def config(self, size: Size) -> ModelConfig:
-        """Return the configuration of linrec's model at this size."""
         alone = self.channel_mixing == "none"
         return ModelConfig(
             vocab_size=size.vocab_size,
@@ -101,11 +104,8 @@ MODELS: Mapping[str, Model] = {
 def sized(names: tuple[str, ...], size: str) -> tuple[dict[str, Model], Size]:
     """Return models and a size by their names; "all" names every model."""
     names = tuple(MODELS) if names == ("all",) else names
-    for name in names:
-        if name not in MODELS:
-            raise unknown("model", name, [*MODELS])
-    if size not in SIZES:
-        raise unknown("size", size, [*SIZES])
+    check_names("model", names, MODELS)
+    check_names("size", [size], SIZES)
     return {name: MODELS[name] for name in names}, SIZES[size]
 
 

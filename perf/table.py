@@ -1,168 +1,200 @@
 """The printer of all commands: tables for a terminal of 80 columns, and pictures."""
 
+import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from perf.engine import PASSES
 from perf.kernels import KINDS
 
 SHORT = dict(zip(PASSES, ("fwd", "fwd+bwd"), strict=True))
+UNITS = {"KiB": 2**10, "GiB": 2**30, "M": 1e6, "%": 0.01}
+
+Record: TypeAlias = Mapping[str, Any]
 
 
-def show_table(
-    console: Console,
-    title: str,
-    headings: Sequence[str],
-    lines: Iterable[Sequence[str]],
-    *,
-    left: int = 1,
-    wrap: Sequence[str] = (),
-    width: int | None = None,
-) -> None:
-    """Print a title and a table.
+@dataclass(frozen=True)
+class Table:
+    """A table with a line for each record.
 
     Args:
-        console: the terminal.
         title: a line above the table; none if it is empty.
-        headings: of the columns.
-        lines: the cells of each line, of which the last ones may be left out.
+        columns: heading and format string of each column, with bars between them, such as
+            "row {name} | ms {ms[median]:digits} | GiB {peak_bytes:.2f GiB}"; see `Cells`.
+        records: the records. One with "missing" has its reason in place of its numbers.
         left: number of columns that are aligned to the left.
         wrap: headings of the columns whose cells may take several lines.
         width: greatest width of the columns on the right.
+        absent: the cell of a number that the record lacks.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, heading in enumerate(headings):
-        table.add_column(
-            heading,
-            justify="left" if number < left else "right",
-            no_wrap=heading not in wrap and (width is None or number < left),
-            max_width=None if number < left else width,
-        )
-    for cells in lines:
-        table.add_row(*cells)
-    if title:
-        console.print(f"\n{title}", highlight=False)
-    console.print(table)
+
+    title: str
+    columns: str
+    records: Sequence[Record]
+    left: int = 1
+    wrap: Sequence[str] = ()
+    width: int | None = None
+    absent: str = ""
+
+    def draw(self) -> RichTable:
+        columns = [column.partition("{") for column in self.columns.split(" | ")]
+        table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for number, heading in enumerate(heading.strip() for heading, _, _ in columns):
+            table.add_column(
+                heading,
+                justify="left" if number < self.left else "right",
+                no_wrap=heading not in self.wrap and (self.width is None or number < self.left),
+                max_width=None if number < self.left else self.width,
+            )
+        for record in self.records:
+            missing = [record["missing"]] if "missing" in record else []
+            shown = columns[: self.left] if missing else columns
+            cells = [Cells(self.absent).vformat(brace + cell, (), record).strip() for _, brace, cell in shown]
+            table.add_row(*cells, *missing)
+        return table
 
 
-def show_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are."""
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
+class Cells(string.Formatter):
+    """`str.format` with units behind the digits, as in "{peak_bytes:.2f GiB}", and with absent numbers.
+
+    "digits" are three digits. "yes" says whether a target is met. "ratio" shows the ratio in a peer's entry,
+    and whether the ratio is as asked. Each number of a list is formatted.
+    """
+
+    def __init__(self, absent: str = "") -> None:
+        self.absent = absent
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().get_field(field_name, args, kwargs)
+        except (KeyError, TypeError):
+            return None, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        digits, _, unit = format_spec.partition(" ")
+        if unit == "ratio":
+            if value is None or "ratio" not in value:
+                return "-"
+            return f"{value['ratio']:{digits}}" + (f" {yes(value['met'])}" if value.get("asked") else "")
+        if value is None:
+            return self.absent
+        if isinstance(value, list):
+            return " ".join(format(number, digits) for number in value)
+        if digits == "yes":
+            return yes(value)
+        if digits == "digits":
+            digits = ".0f" if value >= 1000 else ".3g"
+        return format(value / UNITS[unit] if unit else value, digits)
 
 
-def show_errors(console: Console, records: Iterable[Mapping[str, Any]], *, key: str = "error") -> None:
-    """Print the errors of records, or the reasons why they are missing."""
-    show_lines(console, (f"{record['name']}: {record[key]}" for record in records if key in record))
+Part: TypeAlias = Table | str
 
 
-def show_missing(console: Console, measured: Sequence[Mapping[str, Any]]) -> None:
-    """Print why "peers" of linrec's entries are missing, each reason once, and whose outputs differ."""
+def print_parts(console: Console, parts: Iterable[Part]) -> None:
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, markup=False, highlight=False)
+        elif part.records:
+            if part.title:
+                console.print(f"\n{part.title}", markup=False, highlight=False)
+            console.print(part.draw())
+
+
+def yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+def errors(records: Iterable[Record], key: str = "error") -> Iterator[str]:
+    """Yield the errors of records, or the reasons why they are missing."""
+    return (f"{record['name']}: {record[key]}" for record in records if key in record)
+
+
+def missing_peers(measured: Sequence[Record]) -> Iterator[str]:
+    """Yield why "peers" of linrec's entries are missing, each reason once, and whose outputs differ."""
     found = [(name, entry) for mine in measured for name, entry in mine["peers"].items()]
     off: dict[str, float] = {}
     for name, entry in found:
         if "off" in entry:
             off[name] = max(off.get(name, 0.0), entry["off"])
-    show_lines(
-        console,
-        (
-            f"{name}: outputs differ from linrec's by up to {most:.0%} of the largest"
-            for name, most in off.items()
-        ),
-    )
+    for name, most in off.items():
+        yield f"{name}: outputs differ from linrec's by up to {most:.0%} of the largest"
     reasons = Counter((name, entry["missing"]) for name, entry in found if "missing" in entry)
     for (name, reason), count in reasons.items():
-        share = "" if count == len(measured) else f" ({count} of {len(measured)})"
-        show_lines(console, [f"{name}: {reason}{share}"])
+        yield f"{name}: {reason}" + ("" if count == len(measured) else f" ({count} of {len(measured)})")
 
 
-def passes_of(rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]) -> list[list[str]]:
-    """Return the lines of a table with one line for each pass, and the row's name in its first line."""
+def passes_of(rows: Iterable[Record]) -> list[Record]:
+    """Return linrec's entry of each pass, with "pass", and with the row's "name" in its first pass."""
     return [
-        [row["name"] if name == PASSES[0] else "", SHORT[name], *cells(entry)]
+        {**entry, "name": row["name"] if one == PASSES[0] else "", "pass": SHORT[one]}
         for row in rows
-        for name, entry in row["passes"].items()
+        for one, entry in row.get("passes", {}).items()
     ]
 
 
-def implementations_of(
-    rows: Iterable[Mapping[str, Any]], cells: Callable[[Any], Sequence[str]]
-) -> list[list[str]]:
-    """Return the lines of a table with one line for each pass and implementation."""
+def implementations_of(rows: Iterable[Record]) -> list[Record]:
+    """Return the entry of each pass and implementation, with "name", "pass" and "implementation"."""
     return [
-        [row["name"], SHORT[one], name, *([entry["missing"]] if "missing" in entry else cells(entry))]
+        {**entry, "name": row["name"], "pass": SHORT[one], "implementation": name}
         for row in rows
-        for one, entries in row["passes"].items()
+        for one, entries in row.get("passes", {}).items()
         for name, entry in entries.items()
     ]
 
 
-def show_profiles(console: Console, records: Sequence[Mapping[str, Any]], *heading: str) -> None:
-    """Print percent of the device's time by kind of kernel, for the records with a profile.
+def grid(title: str, headings: Iterable[str], lines: Mapping[str, Iterable[str]], **style: Any) -> Table:
+    """Return a table of cells that are given by their line, without a heading over the lines' names."""
+    columns = [f"{heading} {{cells[{number}]}}" for number, heading in enumerate(headings)]
+    records = [{"name": name, "cells": tuple(cells)} for name, cells in lines.items()]
+    return Table(title, " | ".join(["{name}", *columns]), records, **style)
+
+
+def profiles(records: Iterable[Record], *heading: str) -> Iterator[Table]:
+    """Yield percent of the device's time by kind of kernel, for the records with a profile.
 
     `heading` are the keys of the values that head a record's column.
     """
     records = [record for record in records if "kinds" in record.get("profile", {})]
-    profiles = [record["profile"] for record in records]
-    if not profiles:
-        return
-    lines = [[kind, *(f"{100 * found['kinds'][kind]['share']:.1f}" for found in profiles)] for kind in KINDS]
-    lines.append(["idle", *(f"{100 * found['idle']:.1f}" for found in profiles)])
-    headings = ["\n".join(str(record[name]) for name in heading) for record in records]
-    show_table(console, "percent of the device's time in steps", ["", *headings], lines, wrap=["", *headings])
+    headings = ["\n".join(str(record[key]) for key in heading) for record in records]
+    shares = [
+        {**record["profile"]["kinds"], "idle": {"share": record["profile"]["idle"]}} for record in records
+    ]
+    lines = {kind: [f"{100 * each[kind]['share']:.1f}" for each in shares] for kind in (*KINDS, "idle")}
+    if records:
+        yield grid("percent of the device's time in steps", headings, lines, wrap=["", *headings])
 
 
-def show_reasons(console: Console, records: Iterable[Mapping[str, Any]], *keys: str) -> None:
-    """Print why records, their profiles and their peers are missing; the values of `keys` name a record."""
+def reasons(records: Iterable[Record], *keys: str) -> Iterator[str]:
+    """Yield why records, their profiles and their peers are missing; the values of `keys` name a record."""
     for record in records:
         name = ", ".join(str(record[key]) for key in keys)
         peer = f"{name}, flash-linear-attention"
-        parts = ((name, record), (name, record.get("profile", {})), (peer, record.get("fla", {})))
-        show_lines(console, (f"{of}: {part['missing']}" for of, part in parts if "missing" in part))
-
-
-def number(milliseconds: float) -> str:
-    """Return three digits."""
-    return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
-
-
-def gib(n_bytes: int | None, digits: str = ".2f", otherwise: str = "") -> str:
-    """Return bytes in GiB."""
-    return otherwise if n_bytes is None else f"{n_bytes / 2**30:{digits}}"
-
-
-def ratio(entry: Mapping[str, Any], digits: str = ".2g") -> str:
-    """Return the ratio of a peer's entry, with whether it is as asked where a ratio is asked."""
-    if "ratio" not in entry:
-        return "-"
-    return f"{entry['ratio']:{digits}}" + ("" if entry.get("asked") is None else f" {yes(entry['met'])}")
-
-
-def yes(met: bool) -> str:
-    """Return whether a target is met."""
-    return "yes" if met else "no"
+        for of, part in ((name, record), (name, record.get("profile", {})), (peer, record.get("fla", {}))):
+            if "missing" in part:
+                yield f"{of}: {part['missing']}"
 
 
 def draw_panels(
     path: Path,
     titles: Sequence[str],
     names: Sequence[str],
-    points: Callable[[str, str], tuple[Sequence[float], Sequence[float]]],
+    points: Callable[[str, str], Sequence[tuple[int, float]]],
+    finish: Callable[[Any, str], None],
     *,
     y: str,
     share_y: bool = False,
     widths: Sequence[float] = (),
-    finish: Callable[[Any, str], None],
 ) -> Path:
-    """Draw curves against length, in two panels side by side.
+    """Draw curves against length, in two panels with logarithmic axes side by side.
 
-    `points` gives x and y of a curve by the panel's title and the curve's name. `finish` completes the axes
-    of a panel. `y` labels the axis on the left. `widths` are the lines' widths.
+    `points` are those of a curve by the panel's title and the curve's name. `finish` completes the axes of a
+    panel. `y` labels the axis on the left. `widths` are the lines' widths.
     """
     # imported here: matplotlib is needed for pictures alone
     from linrec.lab import style
@@ -172,18 +204,14 @@ def draw_panels(
     for axes, title in zip(panels, titles, strict=True):
         handles = []
         for place, name in enumerate(names):
-            (line,) = axes.plot(
-                *points(title, name),
-                marker="o",
-                markersize=3,
-                linewidth=widths[place] if widths else 1.6,
-                color=style.colour(place),
-                label=name,
-            )
-            handles.append(line)
+            xs, ys = zip(*points(title, name), strict=True) if points(title, name) else ((), ())
+            width, colour = widths[place] if widths else 1.6, style.colour(place)
+            handles += axes.plot(xs, ys, marker="o", markersize=3, linewidth=width, color=colour, label=name)
         axes.set_title(title, fontsize=style.LETTERS)
         style.finish_axes(axes, x="length (steps)", y=y if axes is panels[0] else "")
         axes.set_xscale("log", base=2)
+        # a power law is a straight line
+        axes.set_yscale("log")
         finish(axes, title)
     style.add_legend(figure, handles)
     return style.save(figure, path)

@@ -7,8 +7,8 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,24 +23,24 @@ class UnsuitedError(Exception):
     """An implementation lacks an operation or does not take these inputs; the message says which."""
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Milliseconds for which a call is repeated: first unmeasured, then measured."""
 
     warmup_ms: float = 25.0
     measured_ms: float = 100.0
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Number of windows in which calls are counted, and the seconds of each."""
 
     windows: int = 5
     seconds: float = 1.0
 
 
-@dataclass(frozen=True)
-class Timing:
+BUDGET, WINDOWS = Budget(), Windows()
+
+
+class Timing(NamedTuple):
     """Milliseconds of one call: the median, and the 20th and 80th percentile."""
 
     median: float
@@ -48,8 +48,7 @@ class Timing:
     p80: float
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """Calls per second of the median, slowest and fastest window, and the calls of a window."""
 
     median: float
@@ -62,10 +61,7 @@ class Rate:
         return {name: getattr(self, name) * per_call for name in ("median", "lowest", "highest")}
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Speed and memory of training steps."""
-
+class Steps(NamedTuple):
     first_seconds: float
     rate: Rate
     held_bytes: int | None
@@ -82,30 +78,28 @@ class Bench:
         windows: how long steps are counted.
         copy: bytes per second of a copy on the device, the yardstick of operators; None compares each call
             with an addition that moves as many bytes.
+        product: operations per second of a large matrix product, the yardstick of models.
     """
 
     device: torch.device
-    budget: Budget = Budget()
-    windows: Windows = Windows()
+    budget: Budget = BUDGET
+    windows: Windows = WINDOWS
     copy: float | None = None
+    product: float = float("nan")
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     def measure(
         self, function: Callable[[], Any], *, wall_clock: bool = False, replayed: bool = False
     ) -> Timing:
-        """Time a function.
+        """Time a function; the first call may compile and is not timed.
 
-        On CUDA, events on the device measure the time, and the device's cache is cleared before each call.
-        Elsewhere, and with `wall_clock`, the wall clock measures it: CUDA functions that wait for their own
-        results need this. The first call is not timed, as it may compile. A call that takes longer than the
-        whole budget is measured once.
-
-        With `replayed`, CUDA times the replay of the call's graph: the time of the device, without the time
-        that Python takes to launch the kernels. A call that cannot be captured is timed as it is.
+        CUDA events measure the time, and the device's cache is cleared before each call. Elsewhere, and with
+        `wall_clock` for CUDA functions that wait for their own results, the wall clock measures it. A call
+        that takes longer than the whole budget is measured once. With `replayed`, CUDA times the replay of
+        the call's graph, without the time that Python takes to launch the kernels, if it can be captured.
         """
         budget = self.budget
         self.time_once(function)
@@ -132,18 +126,12 @@ class Bench:
         settle: Callable[[], Any] = lambda: None,
         longest_ms: float = float("inf"),
     ) -> Steps:
-        """Time a training step.
+        """Time a training step; the first may compile, is timed apart, and its memory does not count.
 
-        Args:
-            call: makes a step. The first step may compile: it is timed apart, and its memory does not count.
-            warm: steps between the first and the counted ones.
-            settle: runs after the first step, before the memory held between two steps is read.
-            longest_ms: a step that takes longer is timed once.
+        `warm` steps follow it. `settle` runs before the memory that is held between two steps is read. A step
+        that takes longer than `longest_ms` is timed once.
         """
-        start = time.perf_counter()
-        call()
-        self.wait()
-        first = time.perf_counter() - start
+        first = self.time_once(call) / 1e3
         settle()
         self.release()
         held = self.peak_bytes()
@@ -214,16 +202,26 @@ class Bench:
         left, right = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
         return 2 * size**3 / (self.measure(lambda: left @ right).median * 1e-3)
 
+    def with_copy(self, *, quick: bool) -> tuple["Bench", dict[str, Any]]:
+        """Return the bench with the yardstick of operators, a copy on CUDA or additions, and its record."""
+        if not self.on_cuda:
+            return self, {"yardstick": "torch.add(x, y, out=z)", "keeps_freed_memory": keep_freed_memory()}
+        copy = self.copy_rate(2**20 if quick else 2**30)
+        return replace(self, copy=copy), {"yardstick": "a copy on the device", "copy_rate": copy}
+
+    def with_product(self, dtype: torch.dtype, *, quick: bool) -> tuple["Bench", dict[str, Any]]:
+        """Return the bench with the yardstick of models, and its record."""
+        size = 64 if quick else 8192 if self.on_cuda else 1024
+        rate = self.matmul_rate(dtype, size)
+        return replace(self, product=rate), {"size": size, "dtype": str(dtype), "rate": rate}
+
     def beside_add(
         self, function: Callable[[], Any], n_bytes: int, dtype: torch.dtype
     ) -> tuple[Timing, float]:
         """Time a function on the CPU, and a `torch.add(x, y, out=z)` that moves as many bytes.
 
-        With as many bytes, caches hold as much of both. The two take turns of a few calls, because the load
-        of the machine changes within seconds and would slow only one of them.
-
-        Returns:
-            The function's times, and the bytes that the addition reads and writes per second.
+        The two take turns of a few calls, because the load of the machine changes within seconds. Returns the
+        function's times, and the bytes that the addition reads and writes per second.
         """
         elements = max(1, n_bytes // (3 * dtype.itemsize))
         x, y = (torch.randn(elements, dtype=dtype) for _ in range(2))
@@ -267,9 +265,8 @@ def _timing(times: list[float]) -> Timing:
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory for the next allocation; return whether it does.
 
-    By default it returns each freed large tensor to the system, and each call begins with the system zeroing
-    new pages. This takes as long as the recurrence, is no property of the operation, and does not happen to
-    the addition of `Bench.beside_add`, whose output is allocated before.
+    By default each call begins with the system zeroing the pages of large tensors, which takes as long as the
+    recurrence. The addition of `Bench.beside_add` allocates its output before.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -278,15 +275,18 @@ def keep_freed_memory() -> bool:
     return bool(library.mallopt(m_mmap_max, 0) and library.mallopt(m_trim_threshold, 2**31 - 1))
 
 
+def share(amount: float, rate: float, milliseconds: float) -> float:
+    """Return the part of a rate per second that an amount in so many milliseconds reaches."""
+    return amount / rate / milliseconds * 1e3
+
+
 def why(error: Exception) -> str:
     """Return an error as one short line, and print its traceback unless the line says it all."""
     found: BaseException | None = error
     while found is not None:
         # Triton and cuBLAS have no error type for it
-        text = str(found)
-        if isinstance(found, torch.OutOfMemoryError) or OUT_OF_MEMORY in text:
-            return OUT_OF_MEMORY
-        if "CUBLAS_STATUS_ALLOC_FAILED" in text:
+        told = any(words in str(found) for words in (OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED"))
+        if told or isinstance(found, torch.OutOfMemoryError):
             return OUT_OF_MEMORY
         found = found.__cause__ or found.__context__
     if isinstance(error, UnsuitedError):

@@ -1,15 +1,16 @@
 """`python -m perf training`: tokens per second of language models in the training step of `linrec train`."""
 
 import dataclasses
-import functools
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from linrec.lab.train import LoopConfig, OptimConfig, get_recipe
@@ -28,12 +29,12 @@ from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, preset
 from linrec.models.compilation import EAGER_STEPS, CapturedStep, compiling
 from linrec.models.config import spelled
-from perf.encoders import MIXER_ARGUMENTS
-from perf.engine import Options, RefusedError, Report, attempt, bench_of, check_profile, large_product, say
+from perf.command import Command, RefusedError, Report, check_profile, say
+from perf.engine import Record, attempt
 from perf.kernels import profile_of
-from perf.sizes import FLA_PACKAGES, MODELS, QUICK, Model, Size, fla_model, sized
-from perf.table import gib, show_profiles, show_reasons, show_table
-from perf.timing import Bench, UnsuitedError
+from perf.sizes import FLA_PACKAGES, MIXER_ARGUMENTS, MODELS, QUICK, Model, Size, fla_model, sized
+from perf.table import Part, Table, profiles, reasons
+from perf.timing import Bench, UnsuitedError, share
 
 M = TypeVar("M", LanguageModel, SequenceClassifier)
 
@@ -47,7 +48,17 @@ OPTIM = get_recipe("wikitext103-hgrn").optim
 
 
 @dataclass(frozen=True)
-class TrainingOptions(Options):
+class Job:
+    """A model to train: names of preset or size and of mixer, and the sized model of `--models`."""
+
+    preset: str
+    mixer: str
+    config: ModelConfig
+    sized: tuple[Model, Size] | None = None
+
+
+@dataclass(frozen=True)
+class Training(Command):
     """Tokens per second of training language models, on random tokens: the step that `linrec train` makes.
 
     With `--models`, measurements are added to those of earlier calls, and a picture is drawn of all.
@@ -71,7 +82,6 @@ class TrainingOptions(Options):
         recompute: compute each block again in the backward pass.
         compile: compile the model, and on CUDA replay each step as one graph; "auto" does so on CUDA alone.
         profile: tell where the device's time goes; CUDA alone.
-        out: folder for DEVICE.json.
     """
 
     presets: tuple[str, ...] = ("wikitext103-hgrn",)
@@ -89,111 +99,203 @@ class TrainingOptions(Options):
     recompute: bool = False
     compile: Literal["auto", "on", "off"] = "auto"
     profile: bool = False
-    out: Path = Path("results/training")
 
+    packages = FLA_PACKAGES
+    key = "models"
 
-@dataclass(frozen=True)
-class Job:
-    """A model to train: names of preset or size and of mixer, and the sized model of `--models`."""
+    @property
+    def suffix(self) -> str:
+        return f"-{self.size}-{self.loop.batch_size}x{self.steps}" if self.models else ""
 
-    preset: str
-    mixer: str
-    config: ModelConfig
-    sized: tuple[Model, Size] | None = None
+    @property
+    def steps(self) -> int:
+        return 16 if self.quick else self.length
 
+    @property
+    def loop(self) -> LoopConfig:
+        return LoopConfig(
+            batch_size=2 if self.quick else self.batch,
+            accumulate=self.accumulate,
+            recompute=self.recompute,
+            precision=self.precision,
+            matmul_precision=self.matmul_precision,
+            deterministic=self.deterministic,
+            compile=self.compile,
+            device=self.device,
+        )
 
-@dataclass(frozen=True)
-class Protocol:
-    """How a training step of sequences of `length` tokens is measured.
+    def chosen(self) -> Mapping[str, Job]:
+        check_profile(self)
+        if self.models and self.mixers:
+            raise RefusedError("--mixers is for presets; with --models, name the mixers there.")
+        if self.peers and not self.models:
+            raise RefusedError("--peers compares models of one size; name them by --models.")
+        for name in ("length", "document"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RefusedError(f"--{name} must be at least 1; got {value}.")
+        # refuses options that do not fit together
+        _ = self.loop
+        if self.models:
+            models, size = sized(self.models, self.size)
+            size = QUICK if self.quick else size
+            jobs = [Job(self.size, name, model.config(size), (model, size)) for name, model in models.items()]
+        else:
+            pairs = itertools.product(self.presets, self.mixers or (None,))
+            configs = [(name, model_config(name, mixer, quick=self.quick)) for name, mixer in pairs]
+            jobs = [Job(name, spelled(config.mixer_pattern), config) for name, config in configs]
+        return {f"{job.preset}, {job.mixer}": job for job in jobs}
 
-    Every `document` tokens start a document by a reset; None resets nothing.
-    """
+    def about(self, bench: Bench) -> tuple[Bench, Record]:
+        # the precision of most of the model's products
+        dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float32
+        with matmul_precision(self.matmul_precision):
+            bench, product = bench.with_product(dtype, quick=self.quick)
+        protocol = {
+            "length": self.steps,
+            "document": self.document,
+            "loop": dataclasses.asdict(self.loop),
+            "optim": dataclasses.asdict(OPTIM),
+            "flops": FLOPS,
+            "fla": FLA,
+        }
+        return bench, {"protocol": protocol, "matmul": product}
 
-    loop: LoopConfig
-    length: int
-    bench: Bench
-    document: int | None = None
-    profile: bool = False
+    def run(self, rows: Mapping[str, Job], line: str) -> int:
+        """Measure the models; those of one size replace their records of earlier calls."""
+        bench, fields = self.about(self.bench())
+        report = Report(self, line, **fields)
+        records = report.results["models"]
+        records += earlier_records(report) if self.models else ()
+        source = {name: report.results[name] for name in ("command", "commit", "dirty")}
+        source["windows"] = bench.windows._asdict()
 
-    def tokens(self, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """Return random inputs and targets."""
-        shape = self.loop.batch_size, self.length + 1
-        tokens = torch.randint(vocab_size, shape, device=self.bench.device)
+        def measure(job: Job) -> Record:
+            earlier = [record for record in records if self.models and record["mixer"] == job.mixer]
+            entry = {"preset": job.preset, "mixer": job.mixer, **source}
+            entry |= {"config": dataclasses.asdict(job.config), **self.trained(bench, job.config)}
+            # a peer stays when its model is measured again without it
+            peer = earlier[0].get("fla") if earlier else None
+            if self.peers and job.sized is not None:
+                say(f"{job.preset}, {job.mixer}, flash-linear-attention")
+                peer = source | self.trained_fla(bench, *job.sized)
+            if peer is not None:
+                entry["fla"] = peer
+                if "forward" in peer:
+                    entry["forward"] = self.forward(bench, job.config)
+            records[:] = [record for record in records if record not in earlier]
+            return entry
+
+        report.measure(rows, measure)
+        if self.models:
+            records.sort(key=lambda record: [*MODELS].index(record["mixer"]))
+            report.write()
+        return report.finish()
+
+    def trained(self, bench: Bench, config: ModelConfig) -> Record:
+        """Measure training of a language model on random tokens; return its numbers, or "missing"."""
+        bench.release()
+
+        def measured() -> Record:
+            model, step = make_step(partial(LanguageModel, config), OPTIM, self.loop)
+            call = partial(step, *self.tokens(bench, config.vocab_size), self.reset(bench))
+            found = self.timed(bench, call, model)
+            flops = flops_per_token(model, self.steps)
+            rate = found["tokens_per_second"]["median"] * flops
+            if self.profile:
+                found["profile"] = profile_of(call, bench.device)
+            of_product = share(rate, bench.product, 1e3)
+            return found | {"flops_per_token": flops, "flops_per_second": rate, "share_of_matmul": of_product}
+
+        with as_training(self.loop):
+            return attempt(measured)
+
+    def forward(self, bench: Bench, config: ModelConfig) -> Record:
+        """Measure the forward pass and the loss, without gradients; see `trained`."""
+        bench.release()
+        with as_training(self.loop):
+            _, model, objective = make_objective(partial(LanguageModel, config), self.loop)
+            call = torch.no_grad()(partial(objective, *self.tokens(bench, config.vocab_size)))
+            return attempt(partial(self.timed, bench, call, model))
+
+    def trained_fla(self, bench: Bench, model: Model, size: Size) -> Record:
+        """Measure flash-linear-attention's model; "forward" has the forward pass if it refuses to train."""
+        bench.release()
+        made: nn.Module | None = None
+
+        def measured() -> Record:
+            nonlocal made
+            if self.accumulate > 1 or self.recompute or self.precision != "bf16-mixed":
+                raise UnsuitedError("is measured in bfloat16 autocast, without --accumulate and --recompute")
+            if self.document is not None:
+                raise UnsuitedError("is measured without --document")
+            with matmul_precision(self.matmul_precision), bench.device:
+                whole = fla_model(model, size)
+            step = make_fla_step(whole, OPTIM)
+            made = whole
+            return self.timed(bench, partial(step, *self.tokens(bench, size.vocab_size)), whole)
+
+        found = attempt(measured)
+        if "missing" in found and made is not None:
+            made.zero_grad()
+            call = torch.no_grad()(partial(fla_loss, made, *self.tokens(bench, size.vocab_size)))
+            found["forward"] = attempt(partial(self.timed, bench, call, made))
+        return found
+
+    def tokens(self, bench: Bench, vocab_size: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(vocab_size, (self.loop.batch_size, self.steps + 1), device=bench.device)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def timed(self, call: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
+    def reset(self, bench: Bench) -> Tensor | None:
+        """Return where documents start; None with one document in each sequence."""
+        if self.document is None:
+            return None
+        starts = torch.arange(self.steps, device=bench.device) % self.document == 0
+        return starts.repeat(self.loop.batch_size, 1)
+
+    def timed(self, bench: Bench, call: Callable[[], Any], model: nn.Module) -> Record:
         """Return the speed and the memory of a step of the model."""
-        found = self.bench.steps(call, warm=EAGER_STEPS)
+        found = bench.steps(call, warm=EAGER_STEPS)
         return {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": number_of_parameters(model),
             "first_seconds": found.first_seconds,
-            "tokens_per_second": found.rate.tokens(self.loop.batch_size * self.length),
+            "tokens_per_second": found.rate.tokens(self.loop.batch_size * self.steps),
             "steps_per_window": found.rate.calls,
             "step_ms": 1e3 / found.rate.median,
             "peak_bytes": found.peak_bytes,
         }
 
-    def timed_forward(self, call: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
-        """Return the speed and the memory of a forward pass, without gradients."""
-        return attempt(lambda: self.timed(torch.no_grad()(call), model))
+    @staticmethod
+    def show(results: Record) -> Iterator[Part]:
+        loop, matmul = results["protocol"]["loop"], results["matmul"]
+        measured = [model for model in results["models"] if "missing" not in model]
+        yield Table(
+            f"{loop['batch_size']} x {results['protocol']['length']} tokens a step, {loop['precision']}; "
+            f"% of {matmul['rate'] / 1e12:.3g} TFLOP/s, those of a {matmul['dtype'].removeprefix('torch.')} "
+            f"product of {matmul['size']} x {matmul['size']}",
+            "preset {preset} | mixer {mixer} | params {parameters:.1f M}M | "
+            "tokens/s {tokens_per_second[median]:,.0f} | lowest {tokens_per_second[lowest]:,.0f} | "
+            "ms/step {step_ms:.3g} | GiB {peak_bytes:.3g GiB} | % {share_of_matmul:.3g %}",
+            measured,
+            left=2,
+            wrap=("preset", "mixer"),
+        )
+        pairs = [(model, model["fla"]) for model in measured if "fla" in model]
+        yield beside("flash-linear-attention beside it; x: linrec's tokens/s over its", pairs)
+        refused = [model for model in measured if "forward" in model]
+        pairs = [(model | model["forward"], model["fla"]["forward"]) for model in refused]
+        yield beside("forward alone, where it refuses to train", pairs)
+        yield from profiles(measured, "preset", "mixer")
+        yield from reasons(results["models"], "preset", "mixer")
+
+    def draw(self, results: Record, path: Path) -> Path | None:
+        return draw_models(results, path) if self.models else None
 
 
-def training(options: TrainingOptions, command: str) -> int:
-    """Measure the models, write, draw and print the results; return the exit status."""
-    jobs, loop, bench = _jobs(options), _loop(options), bench_of(options)
-    length = 16 if options.quick else options.length
-    protocol = Protocol(loop, length, bench, options.document, options.profile)
-    report = Report(
-        options,
-        command,
-        f"-{options.size}-{loop.batch_size}x{length}" if options.models else "",
-        FLA_PACKAGES if options.peers else (),
-        protocol={
-            "length": length,
-            "document": options.document,
-            "loop": dataclasses.asdict(loop),
-            "optim": dataclasses.asdict(OPTIM),
-            "flops": FLOPS,
-            "fla": FLA,
-        },
-        matmul=_matmul(options, bench),
-        models=[],
-    )
-    results = report.results
-    known = _known(report) if options.models else {}
-    source = {name: results[name] for name in ("command", "commit", "dirty")}
-    source["windows"] = dataclasses.asdict(bench.windows)
-    for job in jobs:
-        say(f"{job.preset}, {job.mixer}")
-        entry = {"preset": job.preset, "mixer": job.mixer, **source, "config": dataclasses.asdict(job.config)}
-        entry |= measure_training(job.config, protocol)
-        if "missing" not in entry:
-            rate = entry["tokens_per_second"]["median"] * entry["flops_per_token"]
-            entry |= {"flops_per_second": rate, "share_of_matmul": rate / results["matmul"]["rate"]}
-        # a peer stays when its model is measured again without it
-        peer = known.get(job.mixer, {}).get("fla")
-        if options.peers and job.sized is not None:
-            say(f"{job.preset}, {job.mixer}, flash-linear-attention")
-            peer = source | measure_fla(*job.sized, protocol)
-        if peer is not None:
-            entry["fla"] = peer
-            if "forward" in peer:
-                entry["forward"] = measure_forward(job.config, protocol)
-        if options.models:
-            known[job.mixer] = entry
-            results["models"] = [known[mixer] for mixer in MODELS if mixer in known]
-            report.write()
-        else:
-            report.add("models", entry)
-    if options.models:
-        print(f"\nwrote {draw(results, report.path.with_suffix('.png'))}")
-    return report.finish(show)
-
-
-def _known(report: Report) -> dict[str, dict[str, Any]]:
-    """Return the entries of earlier calls by model; refuse another device or protocol."""
+def earlier_records(report: Report) -> list[Record]:
+    """Return the records of earlier calls; refuse another device or protocol."""
     if not report.path.exists():
-        return {}
+        return []
     earlier = json.loads(report.path.read_text())
     for name in ("device", "protocol"):
         if earlier[name] != json.loads(json.dumps(report.results[name])):
@@ -201,58 +303,28 @@ def _known(report: Report) -> dict[str, dict[str, Any]]:
                 f"{report.path} holds measurements with another {name}; remove the file, or choose another "
                 "--out."
             )
-    return {entry["mixer"]: entry for entry in earlier["models"]}
+    records: list[Record] = earlier["models"]
+    return records
 
 
-def _jobs(options: TrainingOptions) -> list[Job]:
-    check_profile(options.profile, options.device)
-    if options.models and options.mixers:
-        raise RefusedError("--mixers is for presets; with --models, name the mixers there.")
-    if options.peers and not options.models:
-        raise RefusedError("--peers compares models of one size; name them by --models.")
-    try:
-        if options.models:
-            models, size = sized(options.models, options.size)
-            size = QUICK if options.quick else size
-            return [
-                Job(options.size, name, model.config(size), (model, size)) for name, model in models.items()
-            ]
-        configs = [
-            (name, model_config(name, mixer, quick=options.quick))
-            for name in options.presets
-            for mixer in options.mixers or (None,)
-        ]
-    except ValueError as error:
-        raise RefusedError(error) from error
-    return [Job(name, spelled(config.mixer_pattern), config) for name, config in configs]
-
-
-def _loop(options: TrainingOptions) -> LoopConfig:
-    for name in ("length", "document"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise RefusedError(f"--{name} must be at least 1; got {value}.")
-    try:
-        return LoopConfig(
-            batch_size=2 if options.quick else options.batch,
-            accumulate=options.accumulate,
-            recompute=options.recompute,
-            precision=options.precision,
-            matmul_precision=options.matmul_precision,
-            deterministic=options.deterministic,
-            compile=options.compile,
-            device=options.device,
-        )
-    except ValueError as error:
-        raise RefusedError(error) from error
-
-
-def _matmul(options: TrainingOptions, bench: Bench) -> dict[str, Any]:
-    """Return the rate of a large product in the precision of most of the model's products."""
-    dtype = torch.bfloat16 if options.precision == "bf16-mixed" else torch.float32
-    with matmul_precision(options.matmul_precision):
-        size, rate = large_product(bench, dtype, quick=options.quick)
-    return {"size": size, "dtype": str(dtype), "rate": rate}
+def beside(title: str, pairs: Sequence[tuple[Record, Record]]) -> Table:
+    records = []
+    for model, fla in pairs:
+        if "tokens_per_second" not in fla:
+            continue
+        peaks = [found["peak_bytes"] for found in (model, fla)]
+        ratio = model["tokens_per_second"]["median"] / fla["tokens_per_second"]["median"]
+        of_peaks = None if None in peaks else peaks[0] / peaks[1]
+        records.append({"linrec": model, "fla": fla, "ratio": ratio, "of_peaks": of_peaks})
+    return Table(
+        title,
+        "model {linrec[mixer]} | params {fla[parameters]:.1f M}M | "
+        "tokens/s {fla[tokens_per_second][median]:,.0f} | GiB {fla[peak_bytes]:.3g GiB} | "
+        "first s {fla[first_seconds]:.0f} | linrec's {linrec[first_seconds]:.0f} | x {ratio:.2f} | "
+        "GiB x {of_peaks:.2f}",
+        records,
+        wrap=("model",),
+    )
 
 
 def model_config(name: str, mixer: str | None, *, quick: bool = False) -> ModelConfig:
@@ -292,12 +364,23 @@ def flops_per_token(model: LanguageModel, length: int) -> int:
     return 6 * weights + 6 * length * scores
 
 
+def number_of_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def as_training(loop: LoopConfig) -> Iterator[None]:
+    """Compute within the context with the loop's precision and determinism, and compile as training does."""
+    with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
+        yield
+
+
 def make_step(make: Callable[[], M], optim: OptimConfig, loop: LoopConfig) -> tuple[M, Callable[..., None]]:
     """Return the model, and a step over (inputs, targets, reset) that trains it as `linrec train` does."""
-    fabric, model, objective = _make_objective(make, loop)
+    fabric, model, objective = make_objective(make, loop)
     optimizers = make_optimizers(model, optim)
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
-    step: Callable[..., None] = functools.partial(
+    step: Callable[..., None] = partial(
         train_step,
         fabric=fabric,
         objective=objective,
@@ -316,7 +399,8 @@ def make_step(make: Callable[[], M], optim: OptimConfig, loop: LoopConfig) -> tu
     return model, scheduled
 
 
-def _make_objective(make: Callable[[], M], loop: LoopConfig) -> tuple[Fabric, M, Any]:
+def make_objective(make: Callable[[], M], loop: LoopConfig) -> tuple[Fabric, M, Any]:
+    """Return the model, and the model with its loss as Fabric runs it, compiled if the loop compiles."""
     fabric = make_fabric(loop)
     seed_all(loop.seed)
     with fabric.device:
@@ -330,70 +414,13 @@ def _make_objective(make: Callable[[], M], loop: LoopConfig) -> tuple[Fabric, M,
     return fabric, model, fabric.setup_module(objective)
 
 
-def measure_training(config: ModelConfig, protocol: Protocol) -> dict[str, Any]:
-    """Measure training of a language model on random tokens; return its numbers, or "missing"."""
-    loop, device = protocol.loop, protocol.bench.device
-    protocol.bench.release()
-
-    def measured() -> dict[str, Any]:
-        model, step = make_step(functools.partial(LanguageModel, config), OPTIM, loop)
-        reset = None
-        if protocol.document is not None:
-            starts = torch.arange(protocol.length, device=device) % protocol.document == 0
-            reset = starts.repeat(loop.batch_size, 1)
-        call = functools.partial(step, *protocol.tokens(config.vocab_size), reset)
-        found = protocol.timed(call, model)
-        found["flops_per_token"] = flops_per_token(model, protocol.length)
-        if protocol.profile:
-            found["profile"] = profile_of(call, device)
-        return found
-
-    with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
-        return attempt(measured)
-
-
-def measure_forward(config: ModelConfig, protocol: Protocol) -> dict[str, Any]:
-    """Measure the forward pass and the loss, without gradients; see `measure_training`."""
-    loop = protocol.loop
-    protocol.bench.release()
-    with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
-        _, model, objective = _make_objective(functools.partial(LanguageModel, config), loop)
-        call = functools.partial(objective, *protocol.tokens(config.vocab_size))
-        return protocol.timed_forward(call, model)
-
-
-def measure_fla(model: Model, size: Size, protocol: Protocol) -> dict[str, Any]:
-    """Measure flash-linear-attention's model; "forward" has the forward pass if it refuses to train."""
-    protocol.bench.release()
-    made: nn.Module | None = None
-
-    def trained() -> dict[str, Any]:
-        nonlocal made
-        with matmul_precision(protocol.loop.matmul_precision), protocol.bench.device:
-            whole = fla_model(model, size)
-        step = make_fla_step(whole, OPTIM, protocol.loop)
-        made = whole
-        return protocol.timed(functools.partial(step, *protocol.tokens(size.vocab_size)), whole)
-
-    found = attempt(trained)
-    if "missing" in found and made is not None:
-        made.zero_grad()
-        forward = functools.partial(fla_loss, made, *protocol.tokens(size.vocab_size))
-        found["forward"] = protocol.timed_forward(forward, made)
-    return found
-
-
-def make_fla_step(model: nn.Module, optim: OptimConfig, loop: LoopConfig) -> Callable[..., None]:
-    """Return a step over (inputs, targets, reset) that trains a model of flash-linear-attention."""
-    if loop.accumulate > 1 or loop.recompute or loop.precision != "bf16-mixed":
-        raise UnsuitedError("is measured in bfloat16 autocast, without --accumulate and --recompute")
+def make_fla_step(model: nn.Module, optim: OptimConfig) -> Callable[..., None]:
+    """Return a step over (inputs, targets) that trains a model of flash-linear-attention."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True
     )
 
-    def step(inputs: Tensor, targets: Tensor, reset: Tensor | None = None) -> None:
-        if reset is not None:
-            raise UnsuitedError("is measured without --document")
+    def step(inputs: Tensor, targets: Tensor) -> None:
         fla_loss(model, inputs, targets).backward()
         if optim.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
@@ -410,108 +437,33 @@ def fla_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-def show(console: Console, results: dict[str, Any]) -> None:
-    """Print speeds, then profiles, then the reasons of missing measurements."""
-    loop, matmul = results["protocol"]["loop"], results["matmul"]
-    measured = [model for model in results["models"] if "missing" not in model]
-    show_table(
-        console,
-        f"{loop['batch_size']} x {results['protocol']['length']} tokens a step, {loop['precision']}; "
-        f"% of {matmul['rate'] / 1e12:.3g} TFLOP/s, those of a {matmul['dtype'].removeprefix('torch.')} "
-        f"product of {matmul['size']} x {matmul['size']}",
-        ("preset", "mixer", "params", "tokens/s", "lowest", "ms/step", "GiB", "%"),
-        [
-            [
-                model["preset"],
-                model["mixer"],
-                f"{model['parameters'] / 1e6:.1f}M",
-                f"{model['tokens_per_second']['median']:,.0f}",
-                f"{model['tokens_per_second']['lowest']:,.0f}",
-                f"{model['step_ms']:.3g}",
-                gib(model["peak_bytes"], ".3g"),
-                f"{100 * model['share_of_matmul']:.3g}",
-            ]
-            for model in measured
-        ],
-        left=2,
-        wrap=("preset", "mixer"),
-    )
-    if any("fla" in model for model in measured):
-        pairs = [(model, model["fla"]) for model in measured if "fla" in model]
-        _show_beside(console, "flash-linear-attention beside it; x: linrec's tokens/s over its", pairs)
-    refused = [model for model in measured if "forward" in model]
-    if refused:
-        pairs = [(model | model["forward"], model["fla"]["forward"]) for model in refused]
-        _show_beside(console, "forward alone, where it refuses to train", pairs)
-    show_profiles(console, measured, "preset", "mixer")
-    show_reasons(console, results["models"], "preset", "mixer")
-
-
-def _show_beside(console: Console, title: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    lines = []
-    for model, fla in pairs:
-        if "tokens_per_second" not in fla:
-            continue
-        mine, other = (found["tokens_per_second"]["median"] for found in (model, fla))
-        peaks = [found["peak_bytes"] for found in (model, fla)]
-        lines.append(
-            [
-                model["mixer"],
-                f"{fla['parameters'] / 1e6:.1f}M",
-                f"{other:,.0f}",
-                gib(fla["peak_bytes"], ".3g"),
-                f"{fla['first_seconds']:.0f}",
-                f"{model['first_seconds']:.0f}",
-                f"{mine / other:.2f}",
-                "" if None in peaks else f"{peaks[0] / peaks[1]:.2f}",
-            ]
-        )
-    headings = ("model", "params", "tokens/s", "GiB", "first s", "linrec's", "x", "GiB x")
-    show_table(console, title, headings, lines, wrap=("model",))
-
-
-def draw(results: dict[str, Any], path: Path) -> Path:
+def draw_models(results: Record, path: Path) -> Path:
     """Draw the tokens per second of models of one size, fastest first, beside flash-linear-attention's."""
     # imported here: matplotlib is needed for the picture alone
-    from matplotlib.lines import Line2D
-
     from linrec.lab import style
 
     measured = [model for model in results["models"] if "missing" not in model]
     measured.sort(key=lambda model: model["tokens_per_second"]["median"])
     figure = style.make_figure(1.2 + 0.34 * max(3, len(measured)))
     axes = figure.subplots()
-    handles: list[Line2D] = []
-    bars = {
-        "linrec": [(place, model) for place, model in enumerate(measured)],
-        "flash-linear-attention": [
-            (place, model["fla"])
-            for place, model in enumerate(measured)
-            if "tokens_per_second" in model.get("fla", {})
-        ],
-    }
-    paired = {place for place, _ in bars["flash-linear-attention"]}
-    for number, (name, found) in enumerate(bars.items()):
-        for place, model in found:
-            rate = model["tokens_per_second"]["median"] / 1000
-            middle = place + (0.19, -0.19)[number] if place in paired else place
-            axes.barh(middle, rate, 0.36, color=style.colour(number), zorder=3)
-            memory = "" if model["peak_bytes"] is None else f", {gib(model['peak_bytes'], '.1f')} GiB"
-            text = axes.annotate(
-                f"{rate:.0f}{memory}",
-                (rate, middle),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=style.LETTERS - 3,
-            )
+    paired = ["tokens_per_second" in model.get("fla", {}) for model in measured]
+    sides = {"linrec": dict(enumerate(measured))}
+    if any(paired):
+        sides["flash-linear-attention"] = {n: measured[n]["fla"] for n, pair in enumerate(paired) if pair}
+    handles: list[Any] = []
+    for number, (name, found) in enumerate(sides.items()):
+        places = [place + (0.19, -0.19)[number] if paired[place] else place for place in found]
+        rates = [model["tokens_per_second"]["median"] / 1000 for model in found.values()]
+        peaks = [model["peak_bytes"] for model in found.values()]
+        memory = ["" if peak is None else f", {peak / 2**30:.1f} GiB" for peak in peaks]
+        bars = axes.barh(places, rates, 0.36, color=style.colour(number), label=name, zorder=3)
+        labels = [f"{rate:.0f}{more}" for rate, more in zip(rates, memory, strict=True)]
+        for text in axes.bar_label(bars, labels, padding=4, fontsize=style.LETTERS - 3):
             # over the lines of the grid
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
             # beside a bar that is long by far, the number stays in the room at the right
             text.set_in_layout(False)
-        # no legend for a side without bars
-        if found or number == 0:
-            handles.append(Line2D([], [], color=style.colour(number), linewidth=6, label=name))
+        handles.append(bars)
     for model in measured:
         if model["mixer"] == "transformer":
             rate = model["tokens_per_second"]["median"] / 1000

@@ -3,15 +3,14 @@ import json
 import pytest
 import torch
 
-from perf import matrix, ops
+from perf import timing
 from perf.__main__ import main
 
 
 @pytest.fixture(autouse=True)
 def unchanged_allocator(monkeypatch):
     # its request to the C library would last for all later tests
-    for command in (matrix, ops):
-        monkeypatch.setattr(command, "keep_freed_memory", lambda: False)
+    monkeypatch.setattr(timing, "keep_freed_memory", lambda: False)
 
 
 @pytest.fixture

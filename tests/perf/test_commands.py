@@ -1,6 +1,5 @@
 """Every command as users run it: rows, files and tables; wrong command lines; committed results."""
 
-import importlib
 import io
 import json
 import signal
@@ -13,8 +12,11 @@ import torch
 from rich.console import Console
 
 from linrec.models import LanguageModel, ModelConfig
-from perf import learners, matrix, models, ops
+from perf import operations
 from perf.__main__ import COMMANDS, main
+from perf.models import Models
+from perf.table import print_parts
+from tests.perf.conftest import wrong
 from tests.tiers import thorough, tiered
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,7 @@ FAST = [
 ]
 FURTHER = [
     ("ops --peers --without hop", "", "rows", 5, "conv-f32-2x64x16", "other numbers, each to be at most"),
-    ("ops --grow --longest 2100", "-growth", "", 0, "", ""),
+    ("ops --grow --longest 2100", "-growth", "rows", 2, "scan-f32-1x2048x64", "scan-f32-1x2048x64"),
     ("matrix --peers", "-matrix", "rows", 5, "gated_delta-f32-2x70x2x8", "gated_delta-f32-2x70x2x8"),
     ("matrix --heads", "-heads", "rows", 6, "delta-bf16-1x70x1x16x32", "forward: largest step between"),
     ("nonlinear", "", "rows", 2, "lem-n4-t20", "lem-n4-t20 newton x3"),
@@ -158,13 +160,8 @@ def test_help_is_no_error(words):
     assert main([*words, "--help"]) == 0
 
 
-# endings of the names of files in results/ops and results/learners
-BY_ENDING = {
-    "-matrix": matrix.show,
-    "-heads": matrix.show_heads,
-    "-steps": matrix.show_steps,
-    "-bias": learners.show_bias,
-}
+# endings of the names of files in results/ops
+BY_ENDING = {"-matrix": "matrix", "-heads": "matrix", "-steps": "steps"}
 
 
 def committed():
@@ -172,43 +169,38 @@ def committed():
         folder = path.parent.name
         # files of whole runs are no results of `perf`
         if folder in COMMANDS and "growth" not in path.stem:
-            show = importlib.import_module(f"perf.{folder}").show
-            show = next((other for part, other in BY_ENDING.items() if part in path.stem), show)
-            yield pytest.param(path, show, id=f"{folder}/{path.stem}")
+            command = COMMANDS[next((name for end, name in BY_ENDING.items() if end in path.stem), folder)]
+            yield pytest.param(path, command, id=f"{folder}/{path.stem}")
 
 
-@pytest.mark.parametrize(("path", "show"), committed())
-def test_committed_results_are_shown_at_80_columns(path, show):
+@pytest.mark.parametrize(("path", "command"), committed())
+def test_committed_results_are_shown_at_80_columns(path, command):
     results, text = json.loads(path.read_text()), io.StringIO()
-    show(Console(file=text, width=80), results)
+    print_parts(Console(file=text, width=80), command.show(results))
     shown = text.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
     records = [*results.get("rows", ()), *results.get("lines", ())]
     assert all(record["name"] in shown for record in records if len(record["name"]) < 60)
 
 
-def test_growth_stops_at_a_wrong_output(monkeypatch, run):
-    right = ops.OPERATIONS["scan"].run
-    wrong = ops.dataclasses.replace(
-        ops.OPERATIONS["scan"], run=lambda a, x, backend="auto": right(1.01 * a, x, backend=backend)
-    )
-    monkeypatch.setitem(ops.OPERATIONS, "scan", wrong)
-    status, results, _ = run("ops", "--grow")
-    assert status == 1 and results["growth"]["points"] == []
-    assert "scan-f32-1x512x64: wrong, so not timed: y" in results["growth"]["error"]
+def test_a_wrong_output_is_no_point_of_growth(monkeypatch, run, tmp_path):
+    monkeypatch.setattr(operations, "scan", wrong(operations.scan))
+    status, results, printed = run("ops", "--grow")
+    assert status == 1 and not any("passes" in row for row in results["rows"])
+    assert "scan-f32-1x512x64: linrec: wrong, so not timed: y" in " ".join(printed.split())
+    assert not list(tmp_path.glob("out/*.png"))
 
 
 @thorough
 def test_an_interrupted_run_shows_its_points(monkeypatch, run, tmp_path):
-    measure = models.measure_encoder
+    measure = Models.measure
 
-    def stopped(bench, encoder, name, way, protocol):
-        for place, found in enumerate(measure(bench, encoder, name, way, protocol)):
-            if (encoder.name, name, place) == ("LRU", "training", 0):
-                signal.raise_signal(signal.SIGINT)
-            yield found
+    def stopped(self, bench, row):
+        if (row.encoder.name, row.one, row.length) == ("LRU", "training", 24):
+            signal.raise_signal(signal.SIGINT)
+        return measure(self, bench, row)
 
-    monkeypatch.setattr(models, "measure_encoder", stopped)
+    monkeypatch.setattr(Models, "measure", stopped)
     status, results, printed = run("models", "--models", "Transformer", "LRU")
     assert status == 1
     places = [(point["model"], point["pass"], point["length"]) for point in results["points"]]

@@ -1,18 +1,17 @@
 """The engine once: times and memory, checks, peers, ratios, selection of rows, profiles by kind of kernel."""
 
 import dataclasses
-import io
 from functools import partial
 
 import pytest
 import torch
-from rich.console import Console
 
 from linrec.ops import gate_loop
 from perf import cells, engine, lines, loops, loss, matrix, nonlinear, operations, ops, table
-from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation, RefusedError, Row
+from perf.__main__ import COMMANDS
+from perf.engine import BOTH, FORWARD, PASSES, Calls, Implementation
 from perf.kernels import KINDS, Kernel, kind_of, summary
-from perf.operations import OPERATIONS, case_of, make
+from perf.operations import OPERATIONS, Row
 from perf.timing import Bench, Budget, Timing, UnsuitedError, Windows, why
 from tests.perf.conftest import wrong
 
@@ -56,7 +55,7 @@ def test_a_long_step_is_timed_once(monkeypatch):
     found = CPU.steps(call, warm=3, settle=settle, longest_ms=1000.0)
     # the first step, three more, and the timed one
     assert calls == ["step", "settled", *4 * ["step"]]
-    assert dataclasses.astuple(found.rate) == (0.5, 0.5, 0.5, 1)
+    assert found.rate == (0.5, 0.5, 0.5, 1)
     assert found.held_bytes is found.peak_bytes is None
 
 
@@ -76,13 +75,13 @@ def test_percentages_and_targets_follow_from_bytes_time_and_rate(monkeypatch):
     monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
     bench = dataclasses.replace(CPU, copy=4e6)
     # 384 floats: 4,608 and 12,288 bytes in 2 ms, of 8,000 bytes
-    forward, both = ops.measure_row(bench, row(), ())["passes"].values()
+    forward, both = ops.Ops("cpu").measure(bench, row())["passes"].values()
     assert forward["bytes"] == 4608 and forward["percent"] == pytest.approx(57.6) and forward["met"]
     assert both["bytes"] == 12288 and both["percent"] == pytest.approx(153.6) and both["met"]
     slow = dataclasses.replace(CPU, copy=8e6)
-    slower = ops.measure_row(slow, row(), ())["passes"][FORWARD]
+    slower = ops.Ops("cpu").measure(slow, row())["passes"][FORWARD]
     assert not slower["met"] and slower["rate"] == 8e6
-    assert ops.measure_row(slow, row(targets=(None, None)), ())["passes"][FORWARD]["met"] is None
+    assert ops.Ops("cpu").measure(slow, row(targets=(None, None)))["passes"][FORWARD]["met"] is None
 
 
 def test_the_yardstick_of_the_cpu_moves_as_many_bytes(monkeypatch):
@@ -96,12 +95,12 @@ def test_the_yardstick_of_the_cpu_moves_as_many_bytes(monkeypatch):
 def test_the_yardstick_of_cuda_is_a_copy(monkeypatch):
     monkeypatch.setattr(Bench, "on_cuda", True)
     monkeypatch.setattr(Bench, "measure", lambda *rest, **named: timing(2.0))
-    bench, fields = ops.with_yardstick(CPU, quick=True)
+    bench, fields = CPU.with_copy(quick=True)
     # a MiB is read and written in 2 ms
     assert bench.copy == fields["copy_rate"] == 2**21 / 2e-3 and fields["yardstick"] == "a copy on the device"
 
 
-def test_peers_that_cannot_are_listed_with_the_reason():
+def test_peers_that_cannot_are_listed_with_the_reason(monkeypatch):
     def raises(operation, inputs, dy):
         raise RuntimeError("needs CUDA\nTraceback ...")
 
@@ -110,6 +109,9 @@ def test_peers_that_cannot_are_listed_with_the_reason():
 
     def other(operation, inputs, dy):
         return Calls({FORWARD: lambda: None, BOTH: lambda: None}, lambda: (2 * inputs[1],))
+
+    def different(operation, inputs, dy):
+        return dataclasses.replace(other(operation, inputs, dy), same=False)
 
     def half(operation, inputs, dy):
         run = OPERATIONS[operation].run
@@ -120,10 +122,11 @@ def test_peers_that_cannot_are_listed_with_the_reason():
         Implementation("raises", "", "torch", raises),
         Implementation("unsuited", "", "torch", unsuited),
         Implementation("other", "", "torch", other),
-        Implementation("different", "", "torch", other, same=False),
+        Implementation("different", "", "torch", different),
         Implementation("half", "", "torch", half),
     ]
-    passes = engine.measure_case(CPU, case_of("scan", *make(row(), CPU.device)), peers, memory=True)["passes"]
+    monkeypatch.setattr(ops.Ops, "known", peers)
+    passes = ops.Ops("cpu", peers=True).measure(CPU, row())["passes"]
     forward, both = (passes[name]["peers"] for name in PASSES)
     assert forward["absent"] == {"missing": "not installed"}
     assert forward["raises"] == {"missing": "RuntimeError: needs CUDA"}
@@ -142,13 +145,24 @@ def test_ratios_to_a_baseline():
     def entry(ms, called):
         return {"ms": {"median": ms}, "called_ms": {"median": called}}
 
-    entries = {
-        "loop": {FORWARD: entry(6, 8), BOTH: {"missing": "over 1,000 steps"}},
-        "fused": {FORWARD: entry(2, 1), BOTH: entry(3, 3)},
+    def too_long():
+        raise UnsuitedError("over 1,000 steps")
+
+    def called(bench, calls, one):
+        return calls.passes[one]()
+
+    def calls(forward, both):
+        return lambda: Calls({FORWARD: forward, BOTH: both}, lambda: ())
+
+    implementations = {
+        "loop": calls(lambda: entry(6, 8), too_long),
+        "fused": calls(lambda: entry(2, 1), lambda: entry(3, 3)),
+        "absent": too_long,
     }
-    forward, both = engine.by_pass(entries, "loop").values()
+    forward, both = engine.measure_each(CPU, implementations, "loop", called)["passes"].values()
     assert (forward["fused"]["ratio"], forward["fused"]["called_ratio"]) == (3, 8)
     assert forward["loop"]["ratio"] == 1 and "ratio" not in both["fused"]
+    assert both["loop"] == forward["absent"] == both["absent"] == {"missing": "over 1,000 steps"}
 
 
 def test_a_failing_operation_is_not_timed(monkeypatch):
@@ -156,8 +170,11 @@ def test_a_failing_operation_is_not_timed(monkeypatch):
         raise RuntimeError("no such kernel\nand much more")
 
     monkeypatch.setattr("perf.operations.scan", broken)
-    result = ops.measure_row(CPU, row(), ())
-    assert result["error"] == "failed, so not timed: RuntimeError: no such kernel" and "passes" not in result
+    result = ops.Ops("cpu").measure(CPU, row())
+    assert (
+        result["error"] == "linrec: failed, so not timed: RuntimeError: no such kernel"
+        and "passes" not in result
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,8 +183,8 @@ def test_a_failing_operation_is_not_timed(monkeypatch):
         (loops, "slstm_steps", ["loops"], "b2-d4-f32: loop: wrong, so not timed: h: "),
         (nonlinear, "nonlinear_scan", ["nonlinear"], "lem-n4-t20: loop: wrong, so not timed: h: "),
         (loss, "linear_cross_entropy", ["loss"], "12x8x20: linrec: wrong, so not timed: loss: "),
-        (matrix, "delta_rule", ["matrix"], "delta-f32-2x70x2x8: wrong, so not timed: y: "),
-        (operations, "scan", ["ops"], "scan-f32-2x64x16: wrong, so not timed: y: "),
+        (matrix, "delta_rule", ["matrix"], "delta-f32-2x70x2x8: linrec: wrong, so not timed: y: "),
+        (operations, "scan", ["ops"], "scan-f32-2x64x16: linrec: wrong, so not timed: y: "),
     ],
 )
 def test_wrong_results_are_not_timed_and_the_rest_goes_on(module, name, arguments, told, monkeypatch, run):
@@ -179,29 +196,25 @@ def test_wrong_results_are_not_timed_and_the_rest_goes_on(module, name, argument
     assert bool(entries) == (arguments[0] in ("matrix", "ops"))
 
 
+@pytest.mark.parametrize(
+    "name", ["ops", "matrix", "steps", "learners", "loops", "nonlinear", "cells", "loss"]
+)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_names_of_rows_are_unique_and_select_them(device):
-    of_heads = matrix.head_rows()
-    for rows in (
-        ops.rows_of(device),
-        matrix.rows_of(device),
-        matrix.step_rows_of(device),
-        of_heads,
-        loops.loop_rows_of(device),
-        nonlinear.nonlinear_rows_of(device),
-        loss.ROWS,
-        cells.cell_rows_of(["lem", "unicornn"], (), device),
-    ):
-        found = engine.by_name(rows)
-        assert len(found) == len(rows)
-        assert engine.selected([], found) == found
-        assert list(engine.selected([rows[-1].name], found)) == [rows[-1].name]
-    with pytest.raises(RefusedError, match="did you mean"):
-        engine.selected([of_heads[0].name + "0"], engine.by_name(of_heads))
+def test_names_of_rows_are_unique_and_select_them(name, device):
+    kind = COMMANDS[name]
+    found = kind(device).chosen()
+    assert all(row.name == name for name, row in found.items())
+    if name == "cells":
+        return
+    assert len(found) == len(kind(device).all_rows())
+    last = list(found)[-1]
+    assert list(kind(device, rows=(last,)).chosen()) == [last]
+    with pytest.raises(ValueError, match="did you mean"):
+        kind(device, rows=(last + "0",)).chosen()
 
 
 def test_rows_of_a_gpu():
-    rows = engine.by_name(nonlinear.nonlinear_rows_of("cuda"))
+    rows = nonlinear.Nonlinear("cuda").chosen()
     assert rows["lem-n512-t100000"].batch == 1
     for name, left_out in (
         ("lem-n16-t1000", []),
@@ -209,7 +222,7 @@ def test_rows_of_a_gpu():
         ("tanh-n64-t10000", ["loop"]),
     ):
         assert [each for each in nonlinear.METHODS if nonlinear.left_out(rows[name], each)] == left_out
-    of_cells = cells.cell_rows_of(["lem", "unicornn"], (), "cuda")
+    of_cells = cells.Cells("cuda", models=("lem", "unicornn")).chosen().values()
     shapes = {(row.time, row.batch, row.size) for row in of_cells}
     assert len(of_cells) == 18 and shapes == {(1000, 50, 128), (4000, 50, 128), (17_984, 8, 128)}
     eager = {(row.model, row.gradient) for row in of_cells if not row.compiled}
@@ -220,13 +233,15 @@ def test_reasons_are_shown_once_with_their_share():
     first = {"fla": {"missing": "runs on CUDA alone"}, "jax": {"missing": "has no conv"}}
     second = {"fla": {"missing": "runs on CUDA alone"}, "jax": {"ms": {}, "ratio": 1.0}}
     first["warp"], second["warp"] = {"off": 0.0849}, {"off": 0.06}
-    text = io.StringIO()
-    table.show_missing(Console(file=text, width=80), [{"peers": first}, {"peers": second}])
-    assert text.getvalue().splitlines() == [
+    assert [*table.missing_peers([{"peers": first}, {"peers": second}])] == [
         "warp: outputs differ from linrec's by up to 8% of the largest",
         "fla: runs on CUDA alone",
         "jax: has no conv (1 of 2)",
     ]
+
+
+def line(name):
+    return next(line for line in lines.LINES if line.name == name)
 
 
 def test_a_step_is_measured_with_both_backends(monkeypatch):
@@ -237,7 +252,7 @@ def test_a_step_is_measured_with_both_backends(monkeypatch):
         return gate_loop(*xs, **options)
 
     monkeypatch.setattr(lines, "gate_loop", spied)
-    result = lines.measure_line(CPU, "step", quick=True)
+    result = line("step").measured(CPU, quick=True)
     ratio = result["kernels_ms"]["median"] / result["torch_ms"]["median"]
     assert result["value"] == pytest.approx(ratio) and result["met"] == (ratio <= 1 / 3)
     # the calls of the second half, one for each block and step
@@ -246,13 +261,13 @@ def test_a_step_is_measured_with_both_backends(monkeypatch):
 
 def test_peaks_are_compared_with_the_bytes_that_are_needed(monkeypatch):
     # the memory of a CPU is not counted
-    result = lines.measure_line(CPU, "memory-f32", quick=True)
+    result = line("memory-f32").measured(CPU, quick=True)
     assert "the memory of cpu is not counted" in result["error"] and "value" not in result
     # beside the five inputs and dy of 2,048 floats: y and five gradients
     monkeypatch.setattr(Bench, "peak_of", lambda self, call: 6 * 2048 * 4)
-    found = lines.measure_line(CPU, "memory-f32", quick=True)
+    found = line("memory-f32").measured(CPU, quick=True)
     assert found["value"] == 1 and found["met"] and found["needed_bytes"] == 12 * 2048 * 4
-    ratios = lines.measure_line(CPU, "memory-conv", quick=True)["rows"]
+    ratios = line("memory-conv").measured(CPU, quick=True)["rows"]
     # K of 16 x 64 in float32, and u of 2,048 numbers
     assert ratios["conv-f32-2x64x16"] == 6 * 2048 / (1024 + 2048)
 

@@ -16,25 +16,14 @@ from linrec.ops.nonlinear_scan import OPERATOR, Convergence
 from linrec.testing import assert_agree
 from perf import cells, loss, nonlinear, tasks
 from perf.__main__ import main
-from perf.cells import CellRow, gradient_of_loops, measure_cell, model_of
-from perf.iterations import counting
-from perf.loss import COMPILED, LOSSES, QUICK, WHOLE
-from perf.nonlinear import CELLS, NonlinearRow, nonlinear_rows_of
+from perf.cells import CellRow, Cells, gradient_of_loops, model_of
+from perf.loss import LOSSES, QUICK, WHOLE
+from perf.nonlinear import CELLS, Nonlinear, NonlinearRow, counting
 from perf.timing import Bench, Windows
 from tests.tiers import thorough, tiered
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, windows=Windows(1, 0.0))
-
-
-def test_loops_are_compared_with_the_loop_in_torch_operations(run):
-    _, results, _ = run("loops")
-    for entries in results["rows"][0]["passes"].values():
-        assert list(entries) == ["fused", "loop", "lstm"]
-        assert entries["fused"] == {"missing": "runs on CUDA alone"}
-        assert entries["loop"]["ratio"] == entries["loop"]["called_ratio"] == 1
-        medians = [entries[name]["ms"]["median"] for name in ("loop", "lstm")]
-        assert entries["lstm"]["ratio"] == pytest.approx(medians[0] / medians[1])
 
 
 @thorough
@@ -52,7 +41,7 @@ def test_methods_are_timed_and_their_iterations_counted(run):
 
 def test_iterations_that_do_not_converge_are_said(monkeypatch):
     monkeypatch.setattr(nonlinear, "MAX_ITERATIONS", 2)
-    row, _ = nonlinear_rows_of("cpu", quick=True)
+    row, _ = Nonlinear("cpu", quick=True).all_rows()
     found = nonlinear.count_iterations(row, nonlinear.make(row, CPU)[0], "newton", 3)
     assert found == {"missing": "no convergence"}
 
@@ -73,7 +62,7 @@ def test_memory_of_a_step_excludes_the_model(monkeypatch):
     peaks = iter([1000, 1000 + 2 * 40 * 512])
     monkeypatch.setattr(Bench, "peak_bytes", lambda self: next(peaks))
     row = CellRow("unicornn", "reversible", False, 40, 2, 4)
-    found = measure_cell(BENCH, row)
+    found = Cells("cpu").measure(BENCH, row)
     assert (found["held_bytes"], found["bytes_per_step"]) == (1000, 512)
     rate = found["steps_per_second"]["median"]
     assert found["us_per_step"] == pytest.approx(1e6 / rate / 40)
@@ -168,7 +157,7 @@ def test_the_share_of_three_products(run):
         assert entry["share"] == pytest.approx(rate / results["matmul_rate"])
 
 
-@pytest.mark.parametrize("name", tiered([WHOLE], [COMPILED]))
+@pytest.mark.parametrize("name", tiered([WHOLE], ["linrec, compiled"]))
 def test_losses_agree_with_pieces_in_float64(name):
     loss.check(LOSSES[name](), QUICK, CPU)
 
@@ -176,8 +165,8 @@ def test_losses_agree_with_pieces_in_float64(name):
 def test_what_is_asked_of_a_task_is_compared_in_its_unit(monkeypatch):
     clock = itertools.count(0.0)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    task = tasks.task_rows()["adding"]
-    assert tasks.task_rows().keys() >= tasks.ASKED.keys()
+    task = tasks.drawn_tasks()["adding"]
+    assert tasks.drawn_tasks().keys() >= tasks.ASKED.keys()
     for unit, met in (("tokens", True), ("samples", False)):
         monkeypatch.setitem(tasks.ASKED, "adding", (30.0, unit))
         found = tasks.measure_task("adding", task, 0.0, 2)

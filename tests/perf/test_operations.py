@@ -1,19 +1,16 @@
 """Inputs, checks and bytes of the operators: `ops`, `matrix` and `steps`."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from linrec.ops import gate_loop
-from perf import engine, matrix
-from perf.engine import BOTH, FORWARD, Calls, Implementation, Row
-from perf.matrix import ASKED, check_step, limits_of, make_step, measure_step
-from perf.operations import OPERATIONS, check, make
+from perf import matrix
+from perf.engine import BOTH, FORWARD, Calls, Implementation
+from perf.matrix import ASKED, Matrix, Steps, check_step, limits_of, make_step
+from perf.operations import OPERATIONS, Row, check, make
 from perf.peers import PEERS
 from perf.timing import Bench, Budget, Timing, UnsuitedError
 from tests.perf.conftest import wrong
-from tests.tiers import thorough, tiered
+from tests.tiers import tiered
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Budget(0, 0))
@@ -106,7 +103,12 @@ def test_peers_on_the_cpu_compute_the_same(operation, dtype, names):
 def test_peers_refuse_operations_that_they_lack(peer):
     lacking = "scan" if peer.name in ("mamba", "fft", "flash") else "conv"
     with pytest.raises(UnsuitedError, match=f"has no {lacking}"):
-        peer.prepare(lacking, *inputs_of(lacking))
+        peer.calls(lacking, *inputs_of(lacking))
+
+
+def measured(command, row, peers, monkeypatch, bench=BENCH):
+    monkeypatch.setattr(command, "known", peers)
+    return command("cpu", peers=True).measure(bench, row)
 
 
 SIZE = (2, 9, 3, 4)
@@ -145,17 +147,17 @@ def test_a_wrong_matrix_operator_is_found(operation, monkeypatch):
 def test_ratios_are_compared_with_the_asked_ones(monkeypatch):
     times = iter([2.0, 9.0, 8.0, 3.0])
     monkeypatch.setattr(Bench, "measure", lambda *rest, **named: Timing(*3 * (next(times),)))
-    attention = [peer for peer in matrix.MATRIX_PEERS if peer.name == "attention"]
-    passes = matrix.measure_row(BENCH, Row("head", SIZE, "f32"), attention)["passes"]
+    attention = [peer for peer in Matrix.known if peer.name == "attention"]
+    passes = measured(Matrix, Row("head", SIZE, "f32"), attention, monkeypatch)["passes"]
     forward, both = (passes[name]["peers"]["attention"] for name in (FORWARD, BOTH))
     assert (forward["ratio"], forward["asked"], forward["met"]) == (0.25, 1.0, True)
     assert (both["ratio"], both["asked"], both["met"]) == (3.0, 1.0, False)
 
 
-def test_peers_of_matrix_operators_compute_the_same():
+def test_peers_of_matrix_operators_compute_the_same(monkeypatch):
     for operation in ASKED:
         row = Row(operation, SIZE, "f32")
-        passes = matrix.measure_row(BENCH, row, matrix.MATRIX_PEERS)["passes"]
+        passes = measured(Matrix, row, Matrix.known, monkeypatch)["passes"]
         for entry in passes.values():
             assert "off" not in entry["peers"]["torch"] and "off" not in entry["peers"]["reference"]
             reason = entry["peers"]["fla"]["missing"]
@@ -171,14 +173,11 @@ def test_arguments_of_flash_linear_attention(operation, kind, monkeypatch):
         def __getattr__(self, name):
             return lambda *tensors, **named: given.append((name, tensors, named))
 
-    class OnCuda(torch.Tensor):
-        is_cuda = True
-
     monkeypatch.setattr(
         "importlib.import_module", lambda name: Fla() if name.startswith("fla.ops.") else 1 / 0
     )
-    inputs = [x.as_subclass(OnCuda) for x in matrix.make(Row(operation, ONE, "f32"), CPU)[0]]
-    matrix._fla(kind, operation, inputs)(*inputs)
+    inputs, _ = matrix.make(Row(operation, ONE, "f32"), CPU)
+    matrix._fla(kind, operation)(*inputs)
     ((name, tensors, named),) = given
     names = {"linear": "linear_attn", "head": "simple_gla", "channel": "gla"}
     assert name == f"{kind}_{names.get(operation, f'{operation}_rule')}"
@@ -209,8 +208,8 @@ def test_one_wrong_number_of_a_step_is_found(operation, dtype, part, change, mon
     check_step(row, *make_step(row, CPU))
     name = matrix.operator(operation).__name__
     monkeypatch.setattr(matrix, name, wrong(getattr(matrix, name), part, change))
-    result = measure_step(BENCH, row, ())
-    told = f"wrong, so not timed: {('y', 'state')[part]}: "
+    result = measured(Steps, row, (), monkeypatch)
+    told = f"linrec: wrong, so not timed: {('y', 'state')[part]}: "
     assert result["error"].startswith(told) and "ms" not in result
 
 
@@ -225,17 +224,7 @@ def test_fewest_bytes_of_a_step(operation, numbers, singles):
     assert matrix.fewest_bytes(inputs, inputs[2], state) == expected
 
 
-def test_percentages_and_ratios_of_a_step_follow_from_the_times(monkeypatch):
-    times = iter([2.0, 5.0, 8.0])
-    monkeypatch.setattr(Bench, "measure", lambda *rest, **named: Timing(*3 * (next(times),)))
-    bench = dataclasses.replace(BENCH, copy=1e6)
-    result = measure_step(bench, Row("linear", ONE, "f32"), matrix.STEP_PEERS[:1])
-    # 4 * 24 and 2 * 96 floats in 2 ms, of 2,000 bytes
-    assert result["bytes"] == 1152 and result["percent"] == pytest.approx(57.6)
-    assert result["called_ms"]["median"] == 5.0 and result["peers"]["torch"]["ratio"] == 0.25
-
-
-def test_peers_of_a_step_are_compared_without_gradients():
+def test_peers_of_a_step_are_compared_without_gradients(monkeypatch):
     recorded = []
 
     def forgets(operation, inputs, state):
@@ -248,16 +237,6 @@ def test_peers_of_a_step_are_compared_without_gradients():
         return Calls({FORWARD: step}, step)
 
     peers = [Implementation("forgets", "", "torch", forgets), matrix.STEP_PEERS[0]]
-    found = measure_step(BENCH, Row("delta", ONE, "f32"), peers)["peers"]
+    found = measured(Steps, Row("delta", ONE, "f32"), peers, monkeypatch)["peers"]
     assert found["forgets"]["off"] == pytest.approx(1.0) and found["forgets"]["ratio"] > 0
     assert recorded and not any(recorded) and "off" not in found["torch"]
-
-
-@thorough
-def test_a_peer_that_computes_something_else_is_named(run, monkeypatch):
-    def half(operation, inputs, dy):
-        return engine.calls_of(lambda q, *rest: gate_loop(q / 2, *rest)[0], inputs, dy)
-
-    monkeypatch.setattr(matrix, "MATRIX_PEERS", [Implementation("half", "", "torch", half)])
-    _, _, printed = run("matrix", "--peers", "--rows", "linear-f32-2x70x2x8")
-    assert "half: outputs differ from linrec's by up to 50% of the largest" in printed
