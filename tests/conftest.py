@@ -11,7 +11,6 @@ import pytest
 
 from tests import tiers
 
-
 # a background job of a shell ignores Ctrl-C, and so would the programs that tests start and stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,10 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.option.dist != "loadgroup":
         return None
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
     class Scheduling(LoadGroupScheduling):
-        """Forget the tests that have run: xdist 3.8 walks through all tests of a worker after each of them."""
+        """Forget tests that have run: xdist 3.8 walks through all tests of a worker after each of them."""
 
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             super().mark_test_complete(node, item_index, duration)

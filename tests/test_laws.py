@@ -57,7 +57,8 @@ from tests.tiers import nightly, thorough, tiered
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 D_MODEL = 4
-TIMES = (1, 2, 63, 64, 65)
+# around chunks of 64 steps; a last chunk of almost all its steps is in longer sequences
+TIMES = (1, 2, 64, 65)
 LONG = 16_384
 # traces forward and backward, makes no code, and leaves out the search for what is cheap to compute twice
 TRACING = "aot_eager_default_partitioner"
@@ -730,10 +731,10 @@ def test_operators_are_stable(name, entry, dtype):
 )
 def test_derivatives_where_inputs_are_computed_from_each_other(name, entry, short):
     operator = OPERATORS[name]
-    reset = {"reset": reset_mask(2, 9, rate=0.2)}
+    reset = {"reset": reset_mask(2, 6, rate=0.3)}
     for case in cases_of(name, entry)[:1] if short else cases_of(name, entry):
         for options in [reset] if short or case is not cases_of(name, entry)[0] else [{}, reset]:
-            given = double(operator.inputs(9, **case) | operator.always), options
+            given = double(operator.inputs(6, **case) | operator.always), options
             given, options = testing.map_tree(lambda tensor: tensor.to(device_of(entry)), given)
             if takes(name, entry, given | options):
                 pair = {"mode": entry.mode, "backend": entry.name}
