@@ -189,7 +189,7 @@ class Operator:
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
     # of what is kept, what fits x and the state
     fitted: Callable[..., dict[str, Any]] = lambda kept, x, state: kept
-    # options of a compiled call
+    # options of a compiled call of three or four steps
     compiled: dict[str, Any] = field(default_factory=dict)
     # steps over which the oracle can be followed: that of softmax attention keeps all pairs for autograd
     long: int = 1000
@@ -677,12 +677,14 @@ def test_nothing_passes_a_reset_of_mixers(name, variant):
 def compiled_entries() -> list[Any]:
     """Entries with gradients; in the first tier one of each of two operators.
 
-    A second entry of an operator, which runs the same recurrence, is nightly.
+    A second entry of an operator, which runs the same recurrence, is nightly. So are iterations other than
+    Newton's: they differ from it by the lines around their scans, and take as long as ten mixers.
     """
     listed, first = [], [scan, gate_loop]
     for case in entries(reference=False, differentiable=True):
-        function = OPERATORS[case.values[0]].function
-        later = nightly if " with " in case.values[0] else thorough
+        name, entry = case.values
+        function = OPERATORS[name].function
+        later = nightly if " with " in name or entry.mode in ("quasi_newton", "damped") else thorough
         marks = [*case.marks, *([] if function in first else [later])]
         first = [other for other in first if other is not function]
         listed.append(pytest.param(*case.values, marks=marks, id=case.id))
@@ -694,8 +696,8 @@ def test_operators_compile(name, entry):
     # loops and iterations are traced once for every step
     time = 3 if is_iteration(entry) else 4
     function, x = over_time(name, entry, time, options=OPERATORS[name].compiled)
-    # iterations differ by the lines around their scans, and one of them takes as long to trace as all the rest
-    following = " with " in name or entry.mode in ("quasi_newton", "damped")
+    # a Kalman smoother takes a minute to trace
+    following = " with " in name or is_smoother(entry)
     testing.check_compile(function, x, compiler=FOLLOWING if following else TRACING)
 
 
