@@ -1,31 +1,57 @@
-"""What holds for all tests: garbage collection, Ctrl-C, and the examples that hypothesis draws."""
+"""What holds for all tests: garbage collection, Ctrl-C, workers, and the examples that hypothesis draws."""
 
 import atexit
 import gc
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 from tests import tiers
 
-# a call of an operator takes from a millisecond to a second, the first time that a kernel is compiled
-settings.register_profile(
-    "default",
-    derandomize=True,
-    database=None,
-    max_examples=10,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-settings.register_profile("long", settings.get_profile("default"), derandomize=False, max_examples=2000)
-settings.load_profile("default")
-
-
 # a background job of a shell ignores Ctrl-C, and so would the programs that tests start and stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    gives_tests = getattr(config.option, "dist", "no") != "no"
+    if gives_tests and not config.getoption("--hypothesis-profile", None):
+        # to workers; it imports neither torch nor hypothesis, which takes seconds
+        return
+    from hypothesis import HealthCheck, settings
+
+    # a call of an operator takes from a millisecond to a second, the first time that a kernel is compiled
+    settings.register_profile(
+        "default",
+        derandomize=True,
+        database=None,
+        max_examples=10,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.register_profile("long", settings.get_profile("default"), derandomize=False, max_examples=2000)
+    settings.load_profile("default")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.option.dist != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadGroupScheduling):
+        """Forget tests that have run: xdist 3.8 walks through all tests of a worker after each of them."""
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            super().mark_test_complete(node, item_index, duration)
+            groups = self.assigned_work[node]
+            for name in [name for name, tests in groups.items() if all(tests.values())]:
+                del groups[name]
+
+    return Scheduling(config, log)
 
 
 def pytest_collection() -> None:
@@ -61,7 +87,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") is not None and torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is not None and item.get_closest_marker("gpu") is not None and torch.cuda.is_initialized():
         # processes that share a GPU would each keep as much memory as their largest test took
         torch.cuda.empty_cache()
 

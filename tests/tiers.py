@@ -15,6 +15,9 @@ that the other tiers make on another case:
 
 `torch.compile` follows the lines of every mixer in the second tier, and traces one mixer of each family. A
 plain `pytest` on a file runs the cases of all tiers.
+
+Where caches are cold, each worker imports and collects for 20 seconds of processor time, and compiles the
+kernels of Numba that it needs before the other worker has stored them.
 """
 
 from collections.abc import Iterable

@@ -240,8 +240,13 @@ def test_padding_of_the_vocabulary_is_never_generated():
     assert generate(model, prompt() % 10, n_tokens=50, vocab_size=10).tokens.max() < 10
 
 
-@pytest.mark.parametrize("name", ["gate_loop", "hgru", "lru", "attention", "hyena", "tnn"])
-@pytest.mark.parametrize("tied", [False, True])
+CAST = ["gate_loop", "hgru", "lru", "attention", "hyena", "tnn"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    tiered([("gate_loop", True), *((name, False) for name in CAST)], [(name, True) for name in CAST]),
+)
 def test_weights_that_are_cast_once_are_those_of_autocast(name, tied):
     model = build(name, dtype=torch.float32, tie_embeddings=tied)
     before, tokens = fingerprint(model), prompt(length=20)

@@ -32,7 +32,7 @@ ELEMENTWISE = [
     ("e_lstm", {}),
 ]
 DENSE = ["elman", "gru", "lstm", "lem", "cornn", "min_gru", "lru"]
-T = 64
+T = 32
 
 
 def stream(width=4, rows=2, steps=T, seed=0, resets=True):
@@ -86,7 +86,7 @@ def assert_equal(found, expected, names=None, tolerance=1e-10):
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
-@pytest.mark.parametrize("pieces", tiered([16], [0]))
+@pytest.mark.parametrize("pieces", tiered([8], [0]))
 @pytest.mark.parametrize("name, arguments", ELEMENTWISE)
 def test_elementwise_rtrl_is_autograd_of_the_whole_stream(name, arguments, pieces):
     mixer = mixer_of(name, **arguments)
@@ -114,7 +114,7 @@ def test_one_row_is_exact_too():
     # a row alone needs no weights of its own, and takes another path
     mixer = mixer_of("lru")
     whole = learnt(build_learner("bptt", mixer), *stream(rows=1), T)
-    assert_equal(learnt(build_learner("rtrl", mixer), *stream(rows=1), 16), whole)
+    assert_equal(learnt(build_learner("rtrl", mixer), *stream(rows=1), 8), whole)
 
 
 @pytest.mark.parametrize("name", ["lru", "hgru", "gate_loop"])
@@ -122,7 +122,7 @@ def test_one_row_is_exact_too():
 def test_the_last_recurrent_layer_of_a_stack_is_exact(name, credit):
     model = stack_of(name)
     whole = learnt(build_learner("bptt", model), *tokens(), T)
-    found = learnt(build_learner("rtrl", model, credit=credit), *tokens(), 16)
+    found = learnt(build_learner("rtrl", model, credit=credit), *tokens(), 8)
     exact = [
         name for name in whole if name.startswith(("blocks.1.mixer.", "blocks.1.channel", "norm", "head"))
     ]
@@ -133,9 +133,9 @@ def test_the_last_recurrent_layer_of_a_stack_is_exact(name, credit):
 
 @pytest.mark.parametrize("name", tiered(["lru", "gate_loop"], ["min_gru", "rg_lru", "hgru"]))
 def test_with_spatial_credit_a_chunk_is_its_steps(name):
-    model, given = stack_of(name, layers=3), tokens(steps=20)
+    model, given = stack_of(name, layers=3), tokens(steps=12)
     by_steps = learnt(build_learner("rtrl", model, credit="spatial"), *given, 0)
-    assert_equal(learnt(build_learner("rtrl", model, credit="spatial"), *given, 8), by_steps)
+    assert_equal(learnt(build_learner("rtrl", model, credit="spatial"), *given, 5), by_steps)
 
 
 def test_chunks_add_up_where_a_recurrent_weight_is_clipped():
@@ -143,16 +143,16 @@ def test_chunks_add_up_where_a_recurrent_weight_is_clipped():
     with torch.no_grad():
         mixer.u.copy_(torch.tensor([3.0, -3.0, 0.9, -0.5]))
     whole = learnt(build_learner("bptt", mixer), *stream(), T)
-    for pieces in (0, 16):
+    for pieces in (0, 8):
         assert_equal(learnt(build_learner("rtrl", mixer), *stream(), pieces), whole)
 
 
 def test_bptt_is_autograd_of_each_sequence_from_the_initial_state():
     mixer, (x, y, reset) = mixer_of("gru"), stream()
-    found = learnt(build_learner("bptt", mixer), x, y, reset, 16)
+    found = learnt(build_learner("bptt", mixer), x, y, reset, 8)
     expected = {name: torch.zeros_like(p) for name, p in mixer.named_parameters()}
-    for start in range(0, T, 16):
-        part = slice(start, start + 16)
+    for start in range(0, T, 8):
+        part = slice(start, start + 8)
         loss = (mixer(x[:, part], reset=reset[:, part])[0] - y[:, part]).square().mean(2).sum()
         gradients = torch.autograd.grad(loss, [*mixer.parameters()])
         expected = {name: expected[name] + g for name, g in zip(expected, gradients, strict=True)}
@@ -170,11 +170,11 @@ def test_tbptt_is_its_definition():
         found = torch.autograd.grad(loss, [*model.parameters()])
         expected = {name: expected[name] + g for name, g in zip(expected, found, strict=True)}
         state = tuple(part.detach() for part in state)
-    assert_equal(learnt(build_learner("tbptt", model, window=8), x, y, reset, 32), expected)
+    assert_equal(learnt(build_learner("tbptt", model, window=8), x, y, reset, 16), expected)
 
 
 @pytest.mark.parametrize("mode", ["full", "full_rec", "1truncated", "spatial", "reservoir"])
-@pytest.mark.parametrize("pieces", tiered([16], [0]))
+@pytest.mark.parametrize("pieces", tiered([8], [0]))
 def test_modes_of_online_lru_are_their_definition(mode, pieces):
     model, (x, y, reset) = stack_of("lru", channel_mixing="none"), tokens(rows=1)
     found = learnt(build_learner("online_lru", model, mode=mode), x, y, reset, pieces)
@@ -290,7 +290,7 @@ each_learner = pytest.mark.parametrize("name, mixer, options", LEARNERS)
 
 @each_learner
 def test_rows_are_independent(name, mixer, options):
-    model, (x, y, reset) = stack_of(mixer), tokens(steps=16)
+    model, (x, y, reset) = stack_of(mixer), tokens(steps=8)
     both = learnt(build_learner(name, model, **options), x, y, reset, 4)
     alone = [
         learnt(build_learner(name, model, **options), x[i : i + 1], y[i : i + 1], reset[i : i + 1], 4)
@@ -301,7 +301,7 @@ def test_rows_are_independent(name, mixer, options):
 
 @each_learner
 def test_a_reset_row_is_that_of_a_new_learner(name, mixer, options):
-    model, (x, y, reset) = stack_of(mixer), tokens(steps=16)
+    model, (x, y, reset) = stack_of(mixer), tokens(steps=8)
     used, new = (build_learner(name, model, **options) for _ in range(2))
     learnt(used, y, x, reset, 4)
     untouched = [leaf[:1].clone() for leaf in leaves(used.memory)]
@@ -311,7 +311,7 @@ def test_a_reset_row_is_that_of_a_new_learner(name, mixer, options):
     part = slice(1, 2)
     # rows apart, because gradients are of all rows
     weight = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, 4)
-    for start in range(0, 16, 4):
+    for start in range(0, 8, 4):
         now = slice(start, start + 4)
         used.chunk(x[:, now], y[:, now], weight=weight)
         new.chunk(x[part, now], y[part, now])
@@ -327,7 +327,7 @@ def test_a_state_continues_bit_for_bit(name, mixer, options, tmp_path):
             name, model, torch.optim.Adam(model.parameters(), lr=0.01), update_every=3, **options
         )
 
-    x, y, reset = tokens(steps=20)
+    x, y, reset = tokens(steps=12)
     whole = made()
     learnt(whole, x, y, reset, 4)
     first, second = made(), made()
@@ -345,8 +345,8 @@ def test_a_state_continues_bit_for_bit(name, mixer, options, tmp_path):
 def test_memory_does_not_grow(name, mixer, options):
     learner = build_learner(name, stack_of(mixer), **options)
     sizes = []
-    for steps in (8, 64):
-        learnt(learner, *tokens(steps=steps), 8)
+    for steps in (4, 12):
+        learnt(learner, *tokens(steps=steps), 4)
         sizes.append(
             sum(leaf.numel() * leaf.element_size() for leaf in leaves(learner.state_dict()["memory"]))
         )
@@ -404,7 +404,7 @@ def test_updates_come_every_n_steps_whatever_the_chunks():
         learnt(learner, *stream(), pieces)
         return torch.cat([p.flatten() for p in mixer.parameters()])
 
-    assert torch.allclose(parameters(0), parameters(16), rtol=1e-10)
+    assert torch.allclose(parameters(0), parameters(8), rtol=1e-10)
 
 
 def test_loss_after_an_update_is_of_the_new_parameters():

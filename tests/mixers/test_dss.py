@@ -1,4 +1,5 @@
 import copy
+import importlib
 import itertools
 import math
 
@@ -10,7 +11,8 @@ from linrec.mixers import build
 from linrec.mixers.dss import DSS
 from linrec.nn import groups_of
 from linrec.nn.state_space import spectrum
-from linrec.ops import discretize_diagonal
+from linrec.ops import diagonal_ssm, discretize_diagonal
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N, L = 4, 3, 40
@@ -177,6 +179,17 @@ def test_sequences_longer_than_the_softmax_grow(mode):
     assert expected[:, 100:].abs().max() > 1e3 * expected[:, :50].abs().max()
 
 
+@pytest.mark.parametrize("asked", ["exporting", "time_is_split"])
+def test_scales_do_not_depend_on_a_length_that_is_unknown(asked, monkeypatch):
+    mixer, x = softmax_layer(20.0, "scan"), torch.randn(1, 90, 3, generator=generator())
+    expected = mixer(x)[0]
+    # the name of the module is that of its function too
+    monkeypatch.setattr(importlib.import_module("linrec.ops.diagonal_ssm"), asked, lambda: True)
+    with recording() as calls:
+        torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-4, atol=1e-4)
+    assert calls[0].operator is diagonal_ssm.operator
+
+
 @pytest.mark.parametrize("mode", ["recurrent", "scan"])
 def test_outputs_are_right_until_they_leave_the_range(mode):
     mixer, x = softmax_layer(500.0, mode, length=50), torch.randn(1, 120, 3, generator=generator())
@@ -198,6 +211,7 @@ def test_softmax_weights_are_finite_where_squares_of_powers_overflow():
 
 
 def test_parameters_and_where_they_start():
+    assert build("dss", 3).init_state(1).shape == (1, 3, 64)
     d, n = 400, 8
     exp, softmax = (make(d, n, kernel=kernel).requires_grad_(False) for kernel in ("exp", "softmax"))
     for mixer in (exp, softmax):

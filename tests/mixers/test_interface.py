@@ -228,7 +228,7 @@ def test_a_state_grows_without_a_window(name, arguments):
     assert not mixers.build("trans_normer", 8, block_size=3).state_grows
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", tiered([torch.bfloat16], [torch.float64]))
 @pytest.mark.parametrize(("name", "variant"), variants.of_mixers())
 def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name, variant, dtype):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant)).to(dtype)

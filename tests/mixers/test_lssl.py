@@ -5,7 +5,7 @@ import torch
 
 from linrec.hippo import MEASURES, discretize, matrices
 from linrec.mixers import build
-from linrec.mixers.lssl import LSSL
+from linrec.mixers.lssl import LSSL, QuasiSeparable
 from linrec.nn import groups_of
 from linrec.ops import dense_ssm
 from linrec.ops.core.call import recording
@@ -149,6 +149,8 @@ def test_what_is_fixed_and_what_is_learned():
 
 def test_the_papers_family_has_its_own_parameters():
     form = {"lower": 3, "diagonal": 4, "upper": 3, "c": 4, "p": 4, "q": 4, "b": 4}
+    alone = QuasiSeparable("legs", 4)
+    assert {name: len(w) for name, w in alone.named_parameters() if w.requires_grad} == form
     system = {f"quasi_separable.{name}": (size,) for name, size in form.items()} | {"dt_log": (D,)}
     rest = {"C": (D, 1, N), "D": (D, 1), "out.weight": (D, D), "out.bias": (D,)}
     mixer = make(transition="quasi_separable")

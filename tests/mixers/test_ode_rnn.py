@@ -11,7 +11,7 @@ from linrec.mixers.ode_rnn import OdeRNN
 from linrec.testing import assert_agree, generator
 from tests.tiers import thorough, tiered
 
-D, TIME = 5, 8
+D, TIME = 5, 4
 
 
 def make(d_model: int = D, **arguments) -> OdeRNN:
@@ -72,9 +72,9 @@ def test_the_layer_and_its_gradients_are_the_papers_equations(solver, inputs_to)
         pytest.importorskip("torchdiffeq", reason="needs torchdiffeq: pip install 'linrec[ode]'")
     adjoint, solver = solver == "adjoint", "dopri8" if solver == "adjoint" else solver
     options = {"rtol": 1e-9, "atol": 1e-10, "adjoint": adjoint, "inputs": inputs_to}
-    mixer = spread(make(solver=solver, n_steps=60, **options))
+    mixer = spread(make(solver=solver, n_steps=30, **options))
     x, dt = (tensor.requires_grad_() for tensor in inputs())
-    ours, theirs = mixer(x, dt=dt)[0], by_hand(mixer, x, dt, 60)
+    ours, theirs = mixer(x, dt=dt)[0], by_hand(mixer, x, dt, 30)
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
     wanted = [x, dt, *mixer.parameters()]
     found, expected = (torch.autograd.grad(y.square().sum(), wanted) for y in (ours, theirs))

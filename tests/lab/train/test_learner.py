@@ -238,7 +238,7 @@ def test_a_run_resumes_with_the_memory_to_the_bit(
     name: str, mixer: str, options: dict[str, Any], tiny: Tiny, tmp_path: Path
 ) -> None:
     config = learner_run(
-        tiny, tmp_path, LearnerConfig(learner=name, **options), mixer, length=7, checkpoint_every=2
+        tiny, tmp_path, LearnerConfig(learner=name, **options), mixer, length=7, epochs=1, checkpoint_every=2
     )
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, d_model=4))
     straight = tmp_path / "straight"

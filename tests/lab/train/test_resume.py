@@ -25,7 +25,7 @@ from linrec.lab.train import (
 )
 from linrec.lab.train.checkpoint import CURRENT, PREVIOUS
 from linrec.lab.train.progress import Interrupt
-from tests.tiers import thorough
+from tests.tiers import thorough, tiered
 
 from .test_checkpoint import full_disk, truncate
 
@@ -69,7 +69,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert torch.equal(tensor, others[name]), name
 
 
-@pytest.mark.parametrize(("step", "log_every"), [(2, 2), (5, 1), (6, 3), (12, 2)])
+@pytest.mark.parametrize(("step", "log_every"), tiered([(5, 1), (12, 2)], [(2, 2), (6, 3)]))
 def test_interrupted_and_resumed_equals_straight(
     step: int, log_every: int, tiny: Tiny, tmp_path: Path
 ) -> None:
