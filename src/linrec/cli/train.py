@@ -175,7 +175,7 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
     model_values["mixer_args"] = hints["mixer_args"]()
     model_options = _make(
         "ModelOptions",
-        _with_arguments(inspect.getdoc(shape) or "", StackConfig),
+        _documented(shape),
         [(name, hints[name], value) for name, value in model_values.items() if name not in from_task],
     )
     return _make(
@@ -228,6 +228,12 @@ def _learner_of(options: Any) -> LearnerConfig | None:
             )
         return None
     return LearnerConfig(**given | {"learner_args": named_arguments("learner_args", given["learner_args"])})
+
+
+def _documented(shape: type[StackConfig]) -> str:
+    """Return the docstring of a model's configuration, with the arguments of the classes that it extends."""
+    parents = [parent for parent in shape.__mro__[1:] if issubclass(parent, StackConfig)]
+    return functools.reduce(_with_arguments, parents, inspect.getdoc(shape) or "")
 
 
 def _with_arguments(doc: str, of: type[Any]) -> str:
