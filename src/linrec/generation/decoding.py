@@ -126,9 +126,9 @@ def stream(
         (torch.Size([1]), 2)
     """
     sampling = Sampling(temperature, top_k, top_p)
-    vocab_size = _checked_vocabulary(model, vocab_size)
+    vocab_size = checked_vocabulary(model, vocab_size)
     device = next(model.parameters()).device
-    tokens, reset, layers = _pending(model, tokens, reset, state, device)
+    tokens, reset, layers = pending(model, tokens, reset, state, device)
     model = with_weights_cast(model, precision)
     last = mask = None
     if reset is not None and model.has_segments:
@@ -213,7 +213,7 @@ def generate(
     return Generated(torch.stack(found, dim=1) if found else none, numbers.state)
 
 
-def _checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
+def checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
     """Return the number of tokens to choose from, after checking the model."""
     if model.training:
         raise ValueError("`model` must be in evaluation mode; got training mode. Call `model.eval()`.")
@@ -232,7 +232,7 @@ def _checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
     return vocab_size
 
 
-def _pending(
+def pending(
     model: LanguageModel,
     tokens: Tensor | None,
     reset: Tensor | None,

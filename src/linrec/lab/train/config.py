@@ -19,7 +19,7 @@ from linrec.rules import at_least, check_integers, check_numbers, choice, positi
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser, its learning rate over time, and clipping.
+    """The optimiser, its learning rate over time, clipping, and smoothing of the loss.
 
     Args:
         name: "adamw", or "muon": Muon (Jordan et al., 2024) for the matrices of the blocks except transition
@@ -36,6 +36,8 @@ class OptimConfig:
         min_lr: final learning rate of the cosine.
         clip_norm: maximum global norm of the gradient; larger gradients are scaled down to it. None disables
             clipping.
+        label_smoothing: share of each target class that all classes get evenly, in the loss of training
+            alone; 0 disables it.
 
     Raises:
         ValueError: a value is out of range.
@@ -56,12 +58,15 @@ class OptimConfig:
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float | None = None
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         choice(["adamw", "muon"], name=self.name)
         positive(lr=self.lr)
         positive(**_fields(self, "transition_lr", "muon_lr", "clip_norm"), or_none=True)
         at_least(0, **_fields(self, "weight_decay", "warmup_steps", "min_lr"))
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
         if self.schedule == "inverse-sqrt" and not self.warmup_steps:
             raise ValueError(
                 '`warmup_steps` must be at least 1 with `schedule="inverse-sqrt"`, whose decay starts at '
@@ -249,6 +254,11 @@ class TrainConfig:
                     "`model.pooling` must be 'none', because the task has a target per step; got "
                     f"{self.model.pooling!r}, which gives an output per sequence."
                 )
+        if self.optim.label_smoothing and (self.learner is not None or self.task.objective == "regression"):
+            raise ConfigError(
+                "`optim.label_smoothing` must be 0 for a regression and with a learner, whose losses have no "
+                f"smoothed classes; got {self.optim.label_smoothing}. Leave --optim.label-smoothing out."
+            )
         if self.learner is not None:
             self.learner.check_loop(self.loop)
         completed = dataclasses.replace(

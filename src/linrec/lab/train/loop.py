@@ -194,7 +194,7 @@ def _fit(
     # model and optimisers
     model = build_model(config, device, fabric.world_size, init)
     compiled = config.learner is None and uses_compile(loop, device)
-    objective: Any = Objective(model)
+    objective: Any = Objective(model, label_smoothing=config.optim.label_smoothing)
     firsts = (next(batches.epoch(0)) for _, batches in stages)
     if fabric.world_size > 1 and loop.strategy != "fsdp" and may_skip(fabric, objective, firsts):
         expect_skipped(fabric)

@@ -46,11 +46,12 @@ class Objective(nn.Module):
     Args:
         model: the model. A language model never holds all logits in memory at once. A classifier has a
             target per sequence or, without pooling, per step.
+        label_smoothing: as in `OptimConfig`; in evaluation mode there is none.
     """
 
-    def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
+    def __init__(self, model: LanguageModel | SequenceClassifier, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.label_smoothing = model, label_smoothing
         self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
 
     def forward(
@@ -87,9 +88,12 @@ class Objective(nn.Module):
 
     def _scored(self, x: Tensor, targets: Tensor) -> Outcome:
         """Return the outcome, given the inputs of a language model's head or the outputs of a classifier."""
+        smoothing = self.label_smoothing if self.training else 0.0
         if isinstance(self.model, LanguageModel):
             head = self.model.head
-            loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
+            loss, predictions = linear_cross_entropy(
+                x, head.weight, head.bias, targets, cap=head.cap, label_smoothing=smoothing
+            )
             return Outcome(loss, (predictions == targets).sum(), predictions)
         outputs = x.float()
         if targets.is_floating_point():
@@ -97,7 +101,11 @@ class Objective(nn.Module):
             error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
             return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
         loss = F.cross_entropy(
-            outputs.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
+            outputs.flatten(0, -2),
+            targets.flatten(),
+            ignore_index=NO_TARGET,
+            reduction="sum",
+            label_smoothing=smoothing,
         )
         predictions = outputs.argmax(-1)
         return Outcome(loss, (predictions == targets).sum(), predictions)
