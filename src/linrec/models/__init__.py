@@ -1,5 +1,6 @@
 """Sequence models: a residual block; models of tokens, sequences and images; presets of published models."""
 
+from linrec.models.attentive_recurrence import AttentiveRecurrence, AttentiveRecurrenceConfig
 from linrec.models.bidirectional import Bidirectional
 from linrec.models.block import Block
 from linrec.models.config import MemoryConfig, ModelConfig, StackConfig
@@ -22,6 +23,8 @@ from linrec.models.token_turing_machine import TokenTuringMachine
 
 __all__ = [
     "S4ND",
+    "AttentiveRecurrence",
+    "AttentiveRecurrenceConfig",
     "Bidirectional",
     "Block",
     "EncoderConfig",

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
-from linrec.models.source_reading import Source, SourceReading
+from linrec.models.source_reading import SourceReading
 from linrec.nn.mixer import checked_output
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
@@ -153,7 +153,7 @@ class Block(nn.Module):
         source = self.reading.empty(batch, device) if isinstance(self.reading, SourceReading) else None
         return self._joined(over_time, over_channels, source)
 
-    def with_source(self, state: State, source: Source) -> State:
+    def with_source(self, state: State, source: Tree) -> State:
         """Return a state, or None for the start, with the keys and values that a `SourceReading` reads."""
         over_time, over_channels, _ = self._parts(state)
         return self._joined(over_time, over_channels, source)

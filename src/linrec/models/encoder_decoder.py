@@ -2,19 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
 from linrec.mixers import State
+from linrec.models.attentive_recurrence import AttentiveRecurrence, AttentiveRecurrenceConfig
 from linrec.models.config import ModelConfig
 from linrec.models.language_model import LanguageModel
 from linrec.models.sequence_encoder import EncoderConfig, SequenceEncoder
-from linrec.models.source_reading import SourceReading
-from linrec.rules import at_least, require
+from linrec.models.source_reading import Encoded, GatedReading, SourceReading
+from linrec.nn.norms import make_norm
+from linrec.rules import at_least, choice, require
 
 __all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
+
+Merge: TypeAlias = Literal["gate", "concatenate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,13 @@ class EncoderDecoderConfig(ModelConfig):
 
     Args:
         encoder: the encoder, whose fields may also come as a dict. Its width may differ from the decoder's.
+        second: a second encoder of the same source, with an embedding of its own; None is none.
+        arn: an attentive recurrent network as the second encoder, which reads the embeddings of the first;
+            see `AttentiveRecurrence`. None is none.
+        merge: how the decoder reads two encoders: "gate", by an attention to each, whose outputs a gate mixes
+            in each block (`GatedReading`); or "concatenate", as one encoder whose output at a step is
+            W [norm(U_1), norm(U_2)] + b, which `arn` does not have.
+        n_reading_second: blocks of the decoder that read the second encoder, the last ones; None is all.
         cross_heads: heads of the attention to the encoder's output. None is the largest number that divides
             `d_model` and leaves at least 64 channels to each head, or 1.
         share_embeddings: whether source and target tokens have one embedding; both then have the same
@@ -41,6 +53,10 @@ class EncoderDecoderConfig(ModelConfig):
     """
 
     encoder: EncoderConfig
+    second: EncoderConfig | None = None
+    arn: AttentiveRecurrenceConfig | None = None
+    merge: Merge = "gate"
+    n_reading_second: int | None = None
     cross_heads: int | None = None
     share_embeddings: bool = False
 
@@ -49,6 +65,11 @@ class EncoderDecoderConfig(ModelConfig):
         if isinstance(self.encoder, dict):
             # JSON stores it as an object
             object.__setattr__(self, "encoder", EncoderConfig(**self.encoder))
+        if isinstance(self.second, dict):
+            object.__setattr__(self, "second", EncoderConfig(**self.second))
+        if isinstance(self.arn, dict):
+            object.__setattr__(self, "arn", AttentiveRecurrenceConfig(**self.arn))
+        self._check_second()
         at_least(1, cross_heads=self.cross_heads, or_none=True)
         require(
             self.memory.kind == "none",
@@ -63,10 +84,35 @@ class EncoderDecoderConfig(ModelConfig):
             "or give both the same tokens and width.",
         )
 
+    def _check_second(self) -> None:
+        """Raise ValueError unless the fields of two encoders fit each other."""
+        choice(Merge, merge=self.merge)
+        at_least(1, most=self.n_layers, n_reading_second=self.n_reading_second, or_none=True)
+        require(
+            self.second is None or self.arn is None,
+            "`second` and `arn` must not both be given, since a decoder reads at most two encoders. Leave "
+            "out the one or the other.",
+        )
+        require(
+            self.merge == "gate" or (self.second is not None and self.n_reading_second is None),
+            f"`merge` = {self.merge!r} needs a `second` encoder, which all blocks read; got `second` = "
+            f"{self.second} and `n_reading_second` = {self.n_reading_second}. Use `merge` = 'gate'.",
+        )
+        require(
+            self.has_second or self.n_reading_second is None,
+            f"`n_reading_second` must be None without `second` and `arn`; got {self.n_reading_second}.",
+        )
+
+    @property
+    def has_second(self) -> bool:
+        """Whether there is a second encoder."""
+        return self.second is not None or self.arn is not None
+
     @property
     def import_paths(self) -> set[str]:
-        """The import paths of the decoder and the encoder; see `StackConfig`."""
-        return super().import_paths | self.encoder.import_paths
+        """The import paths of the decoder and the encoders; see `StackConfig`."""
+        second = set() if self.second is None else self.second.import_paths
+        return super().import_paths | self.encoder.import_paths | second
 
 
 class EncoderDecoder(LanguageModel):
@@ -88,6 +134,9 @@ class EncoderDecoder(LanguageModel):
     | Transformer | `mixer="attention"`, in the encoder with `mixer_args={"causal": False}` |
     | recurrent networks with attention | `mixer="lstm"` or `"gru"` on both sides |
     | cascaded encoder | an encoder of as many mixers as layers, such as `("lstm", "lstm", "attention")` |
+    | multi-column encoder | `second`, `merge="concatenate"` |
+    | recurrence encoder beside a Transformer's | `second` of one layer of `"gru"`, or `arn` |
+    | its short-cut | `n_reading_second=1` |
 
     Args:
         config: the model's configuration; see `EncoderDecoderConfig`.
@@ -100,7 +149,8 @@ class EncoderDecoder(LanguageModel):
         Bahdanau, Cho and Bengio, Neural Machine Translation by Jointly Learning to Align and Translate
         (2015): a recurrent decoder that attends to a bidirectional encoder. Vaswani and others, Attention Is
         All You Need (2017), section 3: the blocks, and attention by scaled products. Chen and others, The
-        Best of Both Worlds (2018): cascaded encoders.
+        Best of Both Worlds (2018), section 6: cascaded and multi-column encoders. Hao and others, Modeling
+        Recurrence for Transformer (2019): a second encoder.
 
     Example:
         >>> import torch
@@ -126,6 +176,14 @@ class EncoderDecoder(LanguageModel):
                 "not. Mixers that see later steps belong to the encoder.",
             )
         self.encoder = SequenceEncoder(config.encoder)
+        self.second: nn.Module | None = None
+        if config.second is not None:
+            self.second = SequenceEncoder(config.second)
+        elif config.arn is not None:
+            self.second = AttentiveRecurrence(config.arn, config.encoder.d_model)
+        self.merge: ColumnMerge | None = None
+        if config.merge == "concatenate" and config.second is not None:
+            self.merge = ColumnMerge(config.encoder.d_model, config.second.d_model)
         if config.share_embeddings:
             assert isinstance(self.encoder.input, nn.Embedding)
             self.encoder.input.weight = self.embedding.weight
@@ -225,16 +283,56 @@ class EncoderDecoder(LanguageModel):
 
     def _sourced(self, states: Sequence[State], source: Tensor, lengths: Tensor | None) -> tuple[State, ...]:
         """Return states of the blocks with the keys and values of the encoded source."""
-        encoded, visible = self.encoder.encoded(source, lengths, None)
-        if visible is not None:
-            # what the encoder returns at padding may overflow
-            encoded = encoded.masked_fill(~visible[..., None], 0)
+        encoders = self._encoders(source, lengths)
         return tuple(
-            block.with_source(state, cast(SourceReading, block.reading).source(encoded, visible))
+            block.with_source(state, cast(SourceReading, block.reading).read(encoders))
             for block, state in zip(self._blocks, states, strict=True)
         )
 
+    def _encoders(self, source: Tensor, lengths: Tensor | None) -> list[Encoded]:
+        """Return the outputs of the encoders that the blocks read."""
+        first = _encoded(self.encoder, source, lengths)
+        if isinstance(self.second, AttentiveRecurrence):
+            embedded = self.encoder.embedded(source, first.visible)
+            return [first, Encoded(self.second(embedded, first.visible), None)]
+        if not isinstance(self.second, SequenceEncoder):
+            return [first]
+        second = _encoded(self.second, source, lengths)
+        if self.merge is None:
+            return [first, second]
+        return [Encoded(self.merge(first.y, second.y), first.visible)]
+
     def _make_reading(self, layer: int) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the sublayer of block `layer` that reads the source."""
-        config = self.config
-        return SourceReading(config.d_model, config.encoder.d_model, config.cross_heads), None
+        config, d_source = self.config, self.config.encoder.d_model
+        reading = config.n_layers if config.n_reading_second is None else config.n_reading_second
+        if not config.has_second or config.merge != "gate" or layer < config.n_layers - reading:
+            return SourceReading(config.d_model, d_source, config.cross_heads), None
+        d_second = d_source if config.second is None else config.second.d_model
+        return GatedReading(config.d_model, d_source, d_second, config.cross_heads), None
+
+
+class ColumnMerge(nn.Module):
+    """y = W [norm(U_1), norm(U_2)] + b: one output of two encoders, as wide as the first.
+
+    Args:
+        d_first: width of U_1 and of y.
+        d_second: width of U_2.
+    """
+
+    def __init__(self, d_first: int, d_second: int) -> None:
+        super().__init__()
+        self.first, self.second = make_norm("layer", d_first), make_norm("layer", d_second)
+        self.project = nn.Linear(d_first + d_second, d_first)
+
+    def forward(
+        self, first: Float[Tensor, "b s d_first"], second: Float[Tensor, "b s d_second"]
+    ) -> Float[Tensor, "b s d_first"]:
+        """Return y."""
+        return self.project(torch.cat([self.first(first), self.second(second)], -1))
+
+
+def _encoded(encoder: SequenceEncoder, source: Tensor, lengths: Tensor | None) -> Encoded:
+    y, visible = encoder.encoded(source, lengths, None)
+    # what an encoder returns at padding may overflow
+    return Encoded(y if visible is None else y.masked_fill(~visible[..., None], 0), visible)

@@ -147,15 +147,20 @@ class SequenceEncoder(nn.Module):
             self._check_lengths(lengths, x)
             lengths, step = lengths.to(x.device)[:, None], torch.arange(x.shape[1], device=x.device)
             valid = step < lengths
-            # padding may hold anything, such as NaN or an id that is not a token
-            x = x.masked_fill(~valid if x.ndim == 2 else ~valid[:, :, None], 0)
             # padding is a separate document, so nothing passes back from it
             reset = step == lengths
             dt = None if dt is None else dt.masked_fill(~valid, 1)
-        y = self.dropout(self.input(x))
+        y = self.embedded(x, valid)
         for block in self.blocks:
             y, _ = block(y, reset=reset, dt=dt, keep_state=False)
         return self.norm(y), valid
+
+    def embedded(self, x: Tensor, valid: Tensor | None) -> Float[Tensor, "b t d_model"]:
+        """Return the input of the blocks; `valid` is false at padding (b, t), None without padding."""
+        if valid is not None:
+            # padding may hold anything, such as NaN or an id that is not a token
+            x = x.masked_fill(~valid if x.ndim == 2 else ~valid[:, :, None], 0)
+        return self.dropout(self.input(x))
 
     def _make_mixer(self, layer: int) -> Mixer:
         """Return the time mixer of block `layer`, in both directions if it is causal."""

@@ -1,5 +1,6 @@
 """Attention of a decoder's blocks to the output of an encoder, whose keys and values are computed once."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -9,8 +10,21 @@ from torch import Tensor, nn
 from linrec.nn.projections import output_kwargs
 from linrec.nn.visible_attention import CrossAttention
 from linrec.rules import require
+from linrec.trees import Tree
 
-__all__ = ["Source", "SourceReading"]
+__all__ = ["Encoded", "GatedReading", "Source", "SourceReading"]
+
+
+class Encoded(NamedTuple):
+    """The output of an encoder.
+
+    Attributes:
+        y: the output (b, s, d).
+        visible: whether a step is not padding (b, s); None if no step is.
+    """
+
+    y: Float[Tensor, "b s d"]
+    visible: Bool[Tensor, "b s"] | None
 
 
 class Source(NamedTuple):
@@ -40,16 +54,17 @@ class SourceReading(nn.Module):
         super().__init__()
         self.attention = CrossAttention(d_model, n_heads, d_other=d_source)
 
-    def source(self, encoded: Float[Tensor, "b s d_source"], visible: Bool[Tensor, "b s"] | None) -> Source:
-        """Return the keys and values of an encoder's output, which `forward` reads."""
-        return Source(*self.attention.keys(encoded), visible)
+    def read(self, encoders: Sequence[Encoded]) -> Tree:
+        """Return the keys and values of the first encoder's output, which `forward` reads."""
+        y, visible = encoders[0]
+        return Source(*self.attention.keys(y), visible)
 
-    def empty(self, batch: int, device: torch.device | str | None) -> Source:
+    def empty(self, batch: int, device: torch.device | str | None) -> Tree:
         """Return a source of no steps, which `forward` refuses."""
         keys = torch.zeros(batch, 0, *self.attention.heads, **output_kwargs(self.attention.k, device))
         return Source(keys, keys, None)
 
-    def forward(self, h: Float[Tensor, "b t d_model"], source: Source) -> Float[Tensor, "b t d_model"]:
+    def forward(self, h: Float[Tensor, "b t d_model"], source: Tree) -> Float[Tensor, "b t d_model"]:
         """Return the outputs of the attention at each step."""
         require(
             source is not None and source.k.shape[1] > 0,
@@ -61,3 +76,39 @@ class SourceReading(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+class GatedReading(SourceReading):
+    """C = g C_1 + (1 - g) C_2, g = sigmoid(W [C_1, C_2] + b), with C_i = Attn(h; U_i) of two encoders.
+
+    The state is a pair of sources.
+
+    Args:
+        d_model: width of the decoder.
+        d_source: width of U_1.
+        d_second: width of U_2.
+        n_heads: heads, as in `CrossAttention`.
+
+    Source:
+        Hao and others, Modeling Recurrence for Transformer (2019), section 3.3.
+    """
+
+    def __init__(self, d_model: int, d_source: int, d_second: int, n_heads: int | None = None) -> None:
+        super().__init__(d_model, d_source, n_heads)
+        self.second = SourceReading(d_model, d_second, n_heads)
+        self.gate = nn.Linear(2 * d_model, d_model)
+
+    def read(self, encoders: Sequence[Encoded]) -> Tree:
+        """Return the keys and values of the outputs of two encoders."""
+        return super().read(encoders[:1]), self.second.read(encoders[1:])
+
+    def empty(self, batch: int, device: torch.device | str | None) -> Tree:
+        """Return two sources of no steps."""
+        return super().empty(batch, device), self.second.empty(batch, device)
+
+    def forward(self, h: Float[Tensor, "b t d_model"], source: Tree) -> Float[Tensor, "b t d_model"]:
+        """Return C at each step."""
+        first, second = (None, None) if source is None else source
+        C_1, C_2 = super().forward(h, first), self.second(h, second)
+        g = torch.sigmoid(self.gate(torch.cat([C_1, C_2], -1)))
+        return g * C_1 + (1 - g) * C_2
