@@ -21,7 +21,7 @@ from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig
 from linrec.lab.tasks.base import judged_by
 from linrec.lab.train import ConfigError, TrainConfig
-from linrec.lab.train.config import config_from_dict, config_to_dict
+from linrec.lab.train.config import config_from_dict, config_to_dict, make_model
 from linrec.lab.train.run import write_json
 from linrec.mixers import Mixer
 from linrec.models import (
@@ -307,7 +307,7 @@ def equally_many(parameters: int, other: int) -> bool:
 
 def _built(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
     def build() -> LanguageModel | SequenceClassifier:
-        return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
+        return make_model(config)
 
     try:
         with torch.device("meta"):

@@ -29,7 +29,7 @@ from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig, Learning, learn
 from linrec.lab.tasks import Batch, PairedTask, Task, judged_by
 from linrec.lab.train import DivergedError, InterruptedRunError, Progress, TrainConfig, fit, load_run
-from linrec.lab.train.config import config_from_dict
+from linrec.lab.train.config import config_from_dict, make_model
 from linrec.lab.train.data import on_device
 from linrec.lab.train.fabric import make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
@@ -279,8 +279,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
-    of = config.model
-    return LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
+    return make_model(config.model)
 
 
 def _length(config: TrainConfig) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, LostProcessError, StepSizeError
 from linrec.extras import check_extra
-from linrec.lab.tasks import Batch, ProbedTask, ResizableTask, Source, Task
+from linrec.lab.tasks import Batch, GeneratedTask, ProbedTask, ResizableTask, Source, Task
 from linrec.lab.train.checkpoint import (
     carried_state,
     check_state,
@@ -377,6 +377,8 @@ def _fit(
             restore_weights(best, model)
         with reporter.evaluating():
             test, validation = score(task.split("test")), score(task.split("validation"))
+            if isinstance(task, GeneratedTask) and test:
+                test |= task.generated_scores(model.eval(), task.split("test"))
             probes = _probes(task, score, loop.batch_size, fabric.world_size)
         result = Result(
             test=test,
