@@ -14,7 +14,6 @@ from linrec import mixers
 from linrec.generation import GenerationState, generate, load_state, save_state
 from linrec.generation.steps import CacheRings
 from linrec.models import (
-    AttentiveRecurrence,
     AttentiveRecurrenceConfig,
     EncoderConfig,
     EncoderDecoder,
@@ -320,75 +319,6 @@ def test_directions_of_a_cascaded_encoder() -> None:
     assert type(second.mixer).__name__ == "Attention"
 
 
-def attended(attention: Any, h: Tensor, u: Tensor, n_heads: int = 1) -> Tensor:
-    """Return the output of a cross-attention, written out."""
-    q, k, v = (
-        layer(x).unflatten(-1, (n_heads, -1)).transpose(1, 2)
-        for layer, x in ((attention.q, h), (attention.k, u), (attention.v, u))
-    )
-    o = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
-    return attention.out(o.transpose(1, 2).flatten(-2))
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_an_attentive_recurrent_network_written_out(cell: Any) -> None:
-    torch.manual_seed(0)
-    config = AttentiveRecurrenceConfig(n_steps=4, n_layers=2, cell=cell, n_heads=2)
-    network = AttentiveRecurrence(config, 8).double()
-    U = torch.randn(3, SOURCE, 8, generator=generator(5), dtype=torch.float64)
-    for row, length in enumerate(LENGTHS.tolist()):
-        read = U[row : row + 1, :length]
-        for attention, F in zip(network.attentions, network.cells, strict=True):
-            x, c, steps = torch.zeros(1, 8).double(), torch.zeros(1, 8).double(), []
-            for _ in range(4):
-                context = attended(attention, x[:, None], read, 2)[:, 0]
-                gates = F.weight_ih @ context[0] + F.bias_ih, F.weight_hh @ x[0] + F.bias_hh
-                if cell == "lstm":
-                    i, f, g, o = (gates[0] + gates[1]).chunk(4)
-                    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-                    x = o.sigmoid() * c.tanh()
-                else:
-                    (r, z, n), (r_h, z_h, n_h) = (part.chunk(3) for part in gates)
-                    z = (z + z_h).sigmoid()
-                    x = (1 - z) * (n + (r + r_h).sigmoid() * n_h).tanh() + z * x
-                steps.append(x)
-            read = torch.stack(steps, 1)
-        found = network(U, torch.arange(SOURCE) < LENGTHS[:, None])
-        assert_agree(found[row : row + 1], read)
-
-
-def test_a_gate_mixes_what_the_last_blocks_read_of_two_encoders() -> None:
-    model = make("arn")
-    u = model.encoder(sources())
-    x = model.second(model.encoder.input(sources()))
-    h = model.embedding(targets())
-    for layer, block in enumerate(model.blocks):
-        h = h + block.mixer(block.mixer_norm(h))[0]
-        z = block.reading_norm(h)
-        C = attended(block.reading.attention, z, u)
-        if layer == 1:
-            second = attended(block.reading.second.attention, z, x)
-            g = block.reading.gate(torch.cat([C, second], -1)).sigmoid()
-            C = g * C + (1 - g) * second
-        h = h + C
-        h = h + block.channel_mixing(block.channel_mixing_norm(h))
-    assert_agree(model(targets(), source=sources())[0], model.head(model.norm(h)))
-    assert not hasattr(model.blocks[0].reading, "second")
-
-
-def test_columns_are_normalised_and_projected_to_one_source() -> None:
-    model = make("columns")
-    u = [
-        functional.layer_norm(encoder(sources()), (d,))
-        for encoder, d in ((model.encoder, 8), (model.second, 12))
-    ]
-    project = model.merge.project
-    u = torch.cat(u, -1) @ project.weight.T + project.bias
-    state = model.encode(sources())
-    for block, (*_, source) in zip(model.blocks, state, strict=True):
-        assert_agree(source.k.flatten(-2), block.reading.attention.k(u))
-
-
 def test_import_paths_are_of_both_sides() -> None:
     encoder = EncoderConfig(vocab_size=5, mixer_args={"inner": "one.two:Three"})
     second = EncoderConfig(vocab_size=5, mixer_args={"inner": "six:Seven"})
@@ -422,18 +352,8 @@ def test_what_is_refused() -> None:
         model(targets(), source=sources(), source_lengths=LENGTHS + 1)
     with pytest.raises(ValueError, match=r"`mixer` must be causal in the decoder.*'attention' is not"):
         make(mixer_args={"causal": False})
-    with pytest.raises(ValueError, match=r"`memory.kind` must be 'none' with an encoder; got 'memformer'"):
+    with pytest.raises(ValueError, match=r"`memory` must be of the encoder.*got 'decoder' and None"):
         replace(model.config, memory={"kind": "memformer"})
-    with pytest.raises(ValueError, match="`second` and `arn` must not both be given"):
-        replace(model.config, second=model.config.encoder, arn=AttentiveRecurrenceConfig())
-    with pytest.raises(ValueError, match="`merge` = 'concatenate' needs a `second` encoder"):
-        make("arn", merge="concatenate")
-    with pytest.raises(ValueError, match="`n_reading_second` must be at least 1 and at most 2; got 3"):
-        make("beside", n_reading_second=3)
-    with pytest.raises(ValueError, match="`n_reading_second` must be None without `second` and `arn`"):
-        make(n_reading_second=1)
-    with pytest.raises(ValueError, match="did you mean 'lstm'"):
-        AttentiveRecurrenceConfig(cell="lstn")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`cross_heads` must be at least 1"):
         replace(model.config, cross_heads=0)
 

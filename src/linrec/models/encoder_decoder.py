@@ -15,6 +15,7 @@ from linrec.models.language_model import LanguageModel
 from linrec.models.sequence_encoder import EncoderConfig, SequenceEncoder
 from linrec.models.source_reading import Encoded, GatedReading, SourceReading
 from linrec.nn.norms import make_norm
+from linrec.nn.segments import SegmentState
 from linrec.rules import at_least, choice, require
 
 __all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
@@ -40,11 +41,12 @@ class EncoderDecoderConfig(ModelConfig):
         share_embeddings: whether source and target tokens have one embedding; both then have the same
             vocabulary. With `tie_embeddings` it is the head's weight, too.
 
-    The other arguments are keyword arguments of `ModelConfig` and `StackConfig`. They are of the decoder.
+    The other arguments are keyword arguments of `ModelConfig` and `StackConfig`. They are of the decoder, but
+    for `memory`: it passes from segment to segment of the source, in the encoder.
 
     Raises:
-        ValueError: a value that `ModelConfig` or `EncoderConfig` refuses, a memory across the stack, or
-            `share_embeddings` with other tokens or another width in the encoder.
+        ValueError: a value that `ModelConfig` or `EncoderConfig` refuses, fields of encoders that do not fit
+            each other, or `share_embeddings` with other tokens or another width in the encoder.
 
     Example:
         >>> encoder = EncoderConfig(vocab_size=8, n_layers=2, mixer="lru")
@@ -72,9 +74,9 @@ class EncoderDecoderConfig(ModelConfig):
         self._check_second()
         at_least(1, cross_heads=self.cross_heads, or_none=True)
         require(
-            self.memory.kind == "none",
-            f"`memory.kind` must be 'none' with an encoder; got {self.memory.kind!r}, whose blocks read the "
-            "memory where they would read the source. Use a `LanguageModel`.",
+            self.memory.kind == "none" or (self.memory.form == "encoder" and self.second is None),
+            f"`memory` must be of the encoder, `memory.form` = 'encoder', without a `second` encoder; got "
+            f"{self.memory.form!r} and {self.second}. Set `form`, or leave the memory out.",
         )
         sizes = {"vocab_size": self.vocab_size, "d_model": self.d_model}
         of_encoder = {name: getattr(self.encoder, name) for name in sizes}
@@ -137,6 +139,7 @@ class EncoderDecoder(LanguageModel):
     | multi-column encoder | `second`, `merge="concatenate"` |
     | recurrence encoder beside a Transformer's | `second` of one layer of `"gru"`, or `arn` |
     | its short-cut | `n_reading_second=1` |
+    | Memformer | `memory=MemoryConfig(kind="memformer", form="encoder")`, `encode_segments` |
 
     Args:
         config: the model's configuration; see `EncoderDecoderConfig`.
@@ -175,7 +178,7 @@ class EncoderDecoder(LanguageModel):
                 f"`mixer` must be causal in the decoder, which writes a token after the other; {name!r} is "
                 "not. Mixers that see later steps belong to the encoder.",
             )
-        self.encoder = SequenceEncoder(config.encoder)
+        self.encoder = SequenceEncoder(config.encoder, memory=config.memory)
         self.second: nn.Module | None = None
         if config.second is not None:
             self.second = SequenceEncoder(config.second)
@@ -253,7 +256,7 @@ class EncoderDecoder(LanguageModel):
                 len(source) == len(tokens),
                 f"`source` must have a row for each of the {len(tokens)} targets; got {len(source)}.",
             )
-            state = self._sourced([None] * len(self.blocks), source, source_lengths)
+            state = self._sourced([None] * len(self.blocks), self._encoders(source, source_lengths))
         return super().hidden(tokens, state, **options)
 
     def encode(
@@ -279,11 +282,30 @@ class EncoderDecoder(LanguageModel):
             >>> generate(model, state=begin, n_tokens=4, temperature=0).tokens.shape
             torch.Size([1, 4])
         """
-        return self._sourced(self.init_state(len(source)), source, lengths)
+        return self._sourced(self.init_state(len(source)), self._encoders(source, lengths))
 
-    def _sourced(self, states: Sequence[State], source: Tensor, lengths: Tensor | None) -> tuple[State, ...]:
-        """Return states of the blocks with the keys and values of the encoded source."""
-        encoders = self._encoders(source, lengths)
+    def encode_segments(
+        self, source: Num[Tensor, "b s *features"], memory: SegmentState | None = None
+    ) -> tuple[tuple[State, ...], SegmentState]:
+        """Return the state before the first token, and the encoder's memory, for the next source.
+
+        Only with `config.memory`. The decoder reads the outputs at the steps of this source alone; what it
+        knows of earlier ones has passed through the memory.
+
+        Args:
+            source: whole segments (b, s), or (b, s, n_features).
+            memory: the memory that an earlier call returned; None at the start.
+
+        Raises:
+            ValueError: the encoder has no memory, or the source is not of whole segments.
+        """
+        y, memory = self.encoder.remember(source, memory)
+        return self._sourced(
+            self.init_state(len(source)), self._with_second(source, Encoded(y, None))
+        ), memory
+
+    def _sourced(self, states: Sequence[State], encoders: Sequence[Encoded]) -> tuple[State, ...]:
+        """Return states of the blocks with the keys and values of the encoders' outputs."""
         return tuple(
             block.with_source(state, cast(SourceReading, block.reading).read(encoders))
             for block, state in zip(self._blocks, states, strict=True)
@@ -291,7 +313,10 @@ class EncoderDecoder(LanguageModel):
 
     def _encoders(self, source: Tensor, lengths: Tensor | None) -> list[Encoded]:
         """Return the outputs of the encoders that the blocks read."""
-        first = _encoded(self.encoder, source, lengths)
+        return self._with_second(source, _encoded(self.encoder, source, lengths), lengths)
+
+    def _with_second(self, source: Tensor, first: Encoded, lengths: Tensor | None = None) -> list[Encoded]:
+        """Return the outputs of both encoders, or of both as one."""
         if isinstance(self.second, AttentiveRecurrence):
             embedded = self.encoder.embedded(source, first.visible)
             return [first, Encoded(self.second(embedded, first.visible), None)]
@@ -301,6 +326,9 @@ class EncoderDecoder(LanguageModel):
         if self.merge is None:
             return [first, second]
         return [Encoded(self.merge(first.y, second.y), first.visible)]
+
+    def _make_memory(self) -> None:
+        """Return None: the memory is the encoder's."""
 
     def _make_reading(self, layer: int) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the sublayer of block `layer` that reads the source."""

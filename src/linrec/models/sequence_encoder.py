@@ -1,20 +1,27 @@
 """An encoder of sequences: an output per step, which depends on the whole sequence."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from linrec.mixers import Mixer
+from linrec.mixers import Mixer, State
 from linrec.models.bidirectional import Bidirectional, Combine
-from linrec.models.config import StackConfig, check_sizes
+from linrec.models.block import Block
+from linrec.models.config import MemoryConfig, StackConfig, check_sizes
+from linrec.models.memories import make_memory, make_reading
 from linrec.models.stack import build_mixer, make_blocks
+from linrec.models.stack_memory import Stack
 from linrec.nn.head import Embedding
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.segments import SegmentState
 from linrec.ops.core.call import refuse_split_time
+from linrec.rules import require
+from linrec.trees import Tree
 
 __all__ = ["EncoderConfig", "SequenceEncoder", "check_times"]
 
@@ -79,9 +86,12 @@ class SequenceEncoder(nn.Module):
 
     Args:
         config: the encoder's configuration; see `EncoderConfig`.
+        memory: a memory that passes from segment to segment of the sequences, in its encoder form; see
+            `remember`. None is none.
 
     Raises:
-        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks.
+        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks; or a
+            mixer does not fit the memory.
 
     Example:
         >>> import torch
@@ -90,7 +100,7 @@ class SequenceEncoder(nn.Module):
         torch.Size([2, 10, 64])
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, *, memory: MemoryConfig | None = None) -> None:
         super().__init__()
         self.config = config
         self.input: nn.Module
@@ -102,10 +112,17 @@ class SequenceEncoder(nn.Module):
             assert config.n_features is not None
             self.input = nn.Linear(config.n_features, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, self._make_mixer if config.bidirectional else None)
+        memory = MemoryConfig() if memory is None else memory
+        self.blocks = make_blocks(
+            config,
+            self._make_mixer if config.bidirectional else None,
+            make_reading=partial(make_reading, config, memory),
+        )
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )
+        mixers = [block.mixer for block in self._blocks]
+        self.memory = make_memory(config, memory, mixers, next(self.input.parameters()))
 
     def forward(
         self,
@@ -139,6 +156,13 @@ class SequenceEncoder(nn.Module):
         self, x: Tensor, lengths: Tensor | None, dt: Tensor | None
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor | None]:
         """Return the outputs of every step, and which steps are not padding (b, t); None if all are not."""
+        if self.memory is not None:
+            require(
+                lengths is None and dt is None,
+                "`lengths` and `dt` must be None with a memory, which counts steps; got a tensor. Pass whole "
+                "segments.",
+            )
+            return self.remember(x)[0], None
         self._check_input(x)
         check_times(dt, x.shape[:2], "(batch, time)")
         refuse_split_time(type(self).__name__)
@@ -154,6 +178,46 @@ class SequenceEncoder(nn.Module):
         for block in self.blocks:
             y, _ = block(y, reset=reset, dt=dt, keep_state=False)
         return self.norm(y), valid
+
+    def remember(
+        self, x: Num[Tensor, "b t *features"], state: SegmentState | None = None
+    ) -> tuple[Float[Tensor, "b t d_model"], SegmentState]:
+        """Return the outputs of the next steps of sequences, and the memory after them.
+
+        Only for encoders with a memory. A call takes whole segments of `memory.segment_length` steps.
+
+        Args:
+            x: (b, t) int64 tokens, or (b, t, n_features) real features.
+            state: the state that an earlier call returned; None at the start.
+
+        Raises:
+            ValueError: the encoder has no memory, or `x` has the wrong shape.
+        """
+        require(
+            self.memory is not None,
+            "`remember` needs an encoder with a memory; this encoder has none. Call the encoder instead.",
+        )
+        assert self.memory is not None
+        self._check_input(x)
+        return self.memory(self.embedded(x, None), state, None, stack=Stack(self._run, self._start))
+
+    def _run(
+        self, x: Tensor, states: tuple[State, ...], reset: Tensor | None, *, memory: Tree = None
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """Run the blocks and the norm, as a memory across them calls the blocks."""
+        after = []
+        for block, state in zip(self._blocks, states, strict=True):
+            x, state = block(x, state, reset=reset, memory=memory)
+            after.append(state)
+        return self.norm(x), tuple(after)
+
+    def _start(self, batch: int, position: int) -> tuple[State, ...]:
+        """Return the initial states of the blocks, which see later steps and have none."""
+        return tuple(block.init_state(batch, position=position) for block in self._blocks)
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], [*self.blocks])
 
     def embedded(self, x: Tensor, valid: Tensor | None) -> Float[Tensor, "b t d_model"]:
         """Return the input of the blocks; `valid` is false at padding (b, t), None without padding."""

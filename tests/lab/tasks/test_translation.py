@@ -205,7 +205,10 @@ def test_configurations_are_stored(folder: Path) -> None:
     stored["model"]["encoder"]["mixer_args"] = {"refine": "much"}
     with pytest.raises(ConfigError, match=r"gru.refine` must be true or false; got 'much'"):
         config_from_dict(stored)
-    with pytest.raises(ConfigError, match="`learner` must be None for an encoder-decoder.*got 'bptt'"):
+    memory = dataclasses.replace(MODEL, memory={"kind": "recurrent_memory", "form": "encoder"})
+    with pytest.raises(ConfigError, match=r"`model.memory.kind` must be 'none' for sources of any length"):
+        dataclasses.replace(config, model=memory)
+    with pytest.raises(ConfigError, match=r"`learner` must be None for an encoder-decoder.*got 'bptt'"):
         dataclasses.replace(config, learner=LearnerConfig(learner="bptt"))
     with pytest.raises(ConfigError, match="`model` must be a EncoderDecoderConfig for the task Translation"):
         TrainConfig("tr", Translation(path=folder), ModelConfig(vocab_size=1))

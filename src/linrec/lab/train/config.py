@@ -267,6 +267,11 @@ class TrainConfig:
                 "`optim.label_smoothing` must be 0 for a regression and with a learner, whose losses have no "
                 f"smoothed classes; got {self.optim.label_smoothing}. Leave --optim.label-smoothing out."
             )
+        if isinstance(self.model, EncoderDecoderConfig) and self.model.memory.kind != "none":
+            raise ConfigError(
+                "`model.memory.kind` must be 'none' for sources of any length, which are not whole segments; "
+                f"got {self.model.memory.kind!r}. Leave --model.memory out."
+            )
         if self.learner is not None and isinstance(self.task, SourcedTask):
             raise ConfigError(
                 "`learner` must be None for an encoder-decoder, whose sources learners do not read; got "
