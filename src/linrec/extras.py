@@ -14,7 +14,7 @@ __all__ = ["EXTRAS", "check_extra", "check_version", "import_extra", "one_line"]
 
 EXTRAS = {
     "lab": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "jinja2", "filelock"),
-    "text": ("tokenizers", "transformers", "datasets"),
+    "text": ("tokenizers", "transformers", "datasets", "sacrebleu"),
     "hf": ("transformers", "tokenizers", "accelerate"),
     "eval": ("lm_eval",),
     "bench": ("pyarrow",),

@@ -48,6 +48,22 @@ def test_capped_logits(rows):
     torch.testing.assert_close(got, torch.autograd.grad(reference, [x, weight, bias]))
 
 
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("rows", [4, None])
+def test_smoothed_labels_are_shared_by_all_classes(rows, cap):
+    (x, weight, bias), targets = inputs()
+    loss, _ = linear_cross_entropy(x, weight, bias, targets, cap=cap, rows=rows, label_smoothing=0.1)
+    logits = x @ weight.T + bias
+    log_p = (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
+    shares = torch.full_like(log_p, 0.1 / 11).scatter_add(
+        1, targets.clamp(min=0)[:, None], torch.full((23, 1), 0.9, dtype=torch.float64)
+    )
+    reference = -(shares * log_p)[targets != -100].sum()
+    torch.testing.assert_close(loss, reference)
+    got = torch.autograd.grad(loss, [x, weight, bias])
+    torch.testing.assert_close(got, torch.autograd.grad(reference, [x, weight, bias]))
+
+
 def test_a_frozen_head_gets_no_gradient():
     (x, weight, bias), targets = inputs()
     weight.requires_grad_(False)

@@ -8,9 +8,11 @@ import shlex
 import signal
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from linrec import mixers
 from linrec.cli.display import Display
@@ -19,7 +21,7 @@ from linrec.cli.options import TrainLearnerOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import named_arguments, one_line_errors, parse, peek
 from linrec.cli.stopping import CtrlC
-from linrec.lab.tasks import LanguageModeling, judged_by
+from linrec.lab.tasks import LanguageModeling, SourcedTask, judged_by
 from linrec.lab.train import (
     ConfigError,
     LearnerConfig,
@@ -33,6 +35,7 @@ from linrec.lab.train import (
 from linrec.lab.train.config import model_type, values_from_task
 from linrec.lab.train.fabric import program as this_program
 from linrec.lab.train.start import Start, open_start
+from linrec.models import EncoderConfig, EncoderDecoderConfig
 from linrec.models.config import StackConfig, complete_mixer_args, mixer_parameters
 from linrec.nn.channel_mixing import ChannelMixing
 
@@ -44,6 +47,8 @@ MOST_USED = {
     "loop": ("steps", "epochs", "batch_size", "seed", "device", "precision"),
 }
 """The options of each section that `linrec train RECIPE --help` shows."""
+OF_SOURCE = ("vocab_size", "n_features")
+"""The fields of an encoder that the task determines."""
 LESS_USED = ("learner_args", "update")
 """The options without a section that it does not show."""
 
@@ -72,7 +77,9 @@ def run(words: list[str]) -> int:
         start = open_start(given[0], trust_code=trust_code)
         config = _continued(config, start)
     with one_line_errors():
-        options_of_mixers = options_type(config, peek(rest, "--model.mixer"))
+        options_of_mixers = options_type(
+            config, peek(rest, "--model.mixer"), of_encoder=peek(rest, "--model.encoder.mixer")
+        )
     program = f"linrec train {config.name}"
     if {"-h", "--help"} & {*rest}:
         print(f"The most common options; `{program} --help-all` shows every option.\n")
@@ -143,10 +150,13 @@ def _told(name: str, scores: Mapping[str, Any], by: str) -> str:
         # the NRMSE is None where the targets' standard deviation is 0
         share = "" if scores.get("nrmse") is None else f" (NRMSE {scores['nrmse']:.4f})"
         return f"{name} mean squared error {score:.4g}{share}"
-    return f"{name} loss {score:.4f} (perplexity {math.exp(min(score, 700)):.2f})"
+    bleu = f", BLEU {scores['bleu']:.2f}" if "bleu" in scores else ""
+    return f"{name} loss {score:.4f} (perplexity {math.exp(min(score, 700)):.2f}){bleu}"
 
 
-def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> type[Any]:
+def options_type(
+    config: TrainConfig, typed: Sequence[str] | None = None, *, of_encoder: Sequence[str] | None = None
+) -> type[Any]:
     """Return a dataclass of all options of `linrec train`, with the values of `config` as defaults.
 
     The mixer's options are the keyword-only arguments of its `__init__`. A pattern of mixers has such options
@@ -156,28 +166,9 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
         config: the configuration of the recipe or of the run to resume.
         typed: names of mixers that replace the mixers of `config`, with the new mixers' own default
             arguments; None keeps the mixers of `config`.
+        of_encoder: names of mixers that replace the mixers of the encoder.
     """
-    arguments = config.model.mixer_args
-    pattern = tuple(map(mixers.canonical, typed or config.model.mixer_pattern))
-    if pattern != config.model.mixer_pattern:
-        arguments = complete_mixer_args(_one_or_all(pattern), {})
-    # import paths are trusted here: the user typed them, or the caller checked them on loading `config`
-    names = typing.cast(Any, (*mixers.names(), *(typed or config.model.mixer_pattern)))
-    shape, from_task = type(config.model), values_from_task(config.task)
-    hints = typing.get_type_hints(shape)
-    # a single name, or a pattern of several names
-    hints["mixer"] = tuple[Literal[names], ...]  # type: ignore[valid-type]
-    hints["channel_mixing"] = tuple[ChannelMixing, ...]
-    model_values = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(shape)}
-    model_values["mixer"] = pattern
-    model_values["channel_mixing"] = config.model.channel_mixing_pattern
-    hints["mixer_args"] = _mixer_options(_one_or_all(pattern), arguments)
-    model_values["mixer_args"] = hints["mixer_args"]()
-    model_options = _make(
-        "ModelOptions",
-        _with_arguments(inspect.getdoc(shape) or "", StackConfig),
-        [(name, hints[name], value) for name, value in model_values.items() if name not in from_task],
-    )
+    model_options = _model_options(config.model, typed, values_from_task(config.task), of_encoder)
     return _make(
         "Options",
         _with_arguments(
@@ -206,6 +197,45 @@ def options_type(config: TrainConfig, typed: Sequence[str] | None = None) -> typ
     )
 
 
+def _model_options(
+    config: StackConfig,
+    typed: Sequence[str] | None,
+    from_task: Collection[str],
+    of_encoder: Sequence[str] | None = None,
+) -> type[Any]:
+    """Return a dataclass of the options of a model; see `options_type`."""
+    arguments = config.mixer_args
+    pattern = tuple(map(mixers.canonical, typed or config.mixer_pattern))
+    if pattern != config.mixer_pattern:
+        arguments = complete_mixer_args(_one_or_all(pattern), {})
+    # import paths are trusted here: the user typed them, or the caller checked them on loading `config`
+    names = typing.cast(Any, (*mixers.names(), *(typed or config.mixer_pattern)))
+    shape = type(config)
+    hints = typing.get_type_hints(shape)
+    # a single name, or a pattern of several names
+    hints["mixer"] = tuple[Literal[names], ...]  # type: ignore[valid-type]
+    hints["channel_mixing"] = tuple[ChannelMixing, ...]
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(shape)}
+    values["mixer"], values["channel_mixing"] = pattern, config.channel_mixing_pattern
+    hints["mixer_args"] = _mixer_options(_one_or_all(pattern), arguments)
+    values["mixer_args"] = hints["mixer_args"]()
+    if isinstance(config, EncoderDecoderConfig):
+        hints["encoder"] = _model_options(config.encoder, of_encoder, OF_SOURCE)
+        values["encoder"] = hints["encoder"]()
+        for name in ("second", "arn"):
+            # a recipe in Python may have them
+            hints[name] = Annotated[hints[name], tyro.conf.Fixed, tyro.conf.Suppress]
+    fields = [(name, hints[name], value) for name, value in values.items() if name not in from_task]
+    return _make("ModelOptions", _documented(shape), fields)
+
+
+def _model_fields(options: Any) -> dict[str, Any]:
+    """Return the fields of a configuration that parsed options of a model describe."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    values["mixer_args"] = dataclasses.asdict(options.mixer_args)
+    return values | {"mixer": _one_or_all(options.mixer)}
+
+
 def _learner_fields(config: LearnerConfig | None) -> list[tuple[str, Any, Any]]:
     """Return the options of the learner, with the values of a configuration as defaults."""
     options = TrainLearnerOptions()
@@ -228,6 +258,12 @@ def _learner_of(options: Any) -> LearnerConfig | None:
             )
         return None
     return LearnerConfig(**given | {"learner_args": named_arguments("learner_args", given["learner_args"])})
+
+
+def _documented(shape: type[StackConfig]) -> str:
+    """Return the docstring of a model's configuration, with the arguments of the classes that it extends."""
+    parents = [parent for parent in shape.__mro__[1:] if issubclass(parent, StackConfig)]
+    return functools.reduce(_with_arguments, parents, inspect.getdoc(shape) or "")
 
 
 def _with_arguments(doc: str, of: type[Any]) -> str:
@@ -255,10 +291,11 @@ def most_used(options: type[Any]) -> type[Any]:
 
 def config_of(options: Any, name: str, section: str) -> TrainConfig:
     """Return the configuration of a recipe that parsed options describe; `section` is the task's."""
-    model = {field.name: getattr(options.model, field.name) for field in dataclasses.fields(options.model)}
     task = getattr(options, section)
-    model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), **values_from_task(task)}
-    model["mixer"] = _one_or_all(options.model.mixer)
+    model = _model_fields(options.model) | values_from_task(task)
+    if isinstance(task, SourcedTask):
+        of_encoder = _model_fields(options.model.encoder) | {"vocab_size": task.source_vocab_size or 1}
+        model["encoder"] = EncoderConfig(**of_encoder)
     learner = _learner_of(options)
     return TrainConfig(name, task, model_type(task)(**model), options.optim, options.loop, learner)
 

@@ -4,6 +4,7 @@ The prompt is processed in parallel, in chunks. Each generated token is then a s
 state, which can be saved to a file. On CUDA, the step is captured as a CUDA graph.
 """
 
+from linrec.generation.beams import Beams, beam_search
 from linrec.generation.decoding import Generated, TokenStream, generate, stream
 from linrec.generation.prompts import Prompts, pad_prompts
 from linrec.generation.sampling import Candidates, Sampling, candidates, draw
@@ -11,6 +12,7 @@ from linrec.generation.state import GenerationState
 from linrec.generation.state_file import StateFileError, fingerprint, load_state, save_state
 
 __all__ = [
+    "Beams",
     "Candidates",
     "Generated",
     "GenerationState",
@@ -18,6 +20,7 @@ __all__ = [
     "Sampling",
     "StateFileError",
     "TokenStream",
+    "beam_search",
     "candidates",
     "draw",
     "fingerprint",

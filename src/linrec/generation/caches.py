@@ -144,5 +144,5 @@ def _cache(layer: Any) -> Any:
 def _mapped(layer: State, change: Callable[[AttentionCache], AttentionCache]) -> State:
     if isinstance(layer, AttentionState):
         return layer._replace(cache=change(layer.cache))
-    # beside the state of a channel mixing
-    return _mapped(layer[0], change), layer[1]
+    # beside the state of a channel mixing, and the source of a decoder
+    return _mapped(layer[0], change), *layer[1:]

@@ -129,7 +129,7 @@ def stream(
     sampling = Sampling(temperature, top_k, top_p)
     vocab_size = checked_vocabulary(model, vocab_size)
     device = next(model.parameters()).device
-    tokens, reset, layers = _pending(model, tokens, reset, state, device)
+    tokens, reset, layers = pending(model, tokens, reset, state, device)
     model = with_weights_cast(model, precision)
     last = mask = None
     if reset is not None and model.has_segments:
@@ -214,7 +214,7 @@ def generate(
     return Generated(torch.stack(found, dim=1) if found else none, numbers.state)
 
 
-def _pending(
+def pending(
     model: LanguageModel,
     tokens: Tensor | None,
     reset: Tensor | None,

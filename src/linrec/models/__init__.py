@@ -1,8 +1,10 @@
 """Sequence models: a residual block; models of tokens, sequences and images; presets of published models."""
 
+from linrec.models.attentive_recurrence import AttentiveRecurrence, AttentiveRecurrenceConfig
 from linrec.models.bidirectional import Bidirectional
 from linrec.models.block import Block
 from linrec.models.config import MemoryConfig, ModelConfig, StackConfig
+from linrec.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from linrec.models.enhanced_recurrence import EnhancedRecurrence
 from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfig
 from linrec.models.image_scan import ImageScan
@@ -13,6 +15,7 @@ from linrec.models.presets import image_preset, image_preset_names, preset, pres
 from linrec.models.recurrent_memory import RecurrentMemory
 from linrec.models.s4nd import S4ND
 from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
+from linrec.models.sequence_encoder import EncoderConfig, SequenceEncoder
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.models.stack_memory import StackMemory
 from linrec.models.temporal_latent_bottleneck import TemporalLatentBottleneck
@@ -20,8 +23,13 @@ from linrec.models.token_turing_machine import TokenTuringMachine
 
 __all__ = [
     "S4ND",
+    "AttentiveRecurrence",
+    "AttentiveRecurrenceConfig",
     "Bidirectional",
     "Block",
+    "EncoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "EnhancedRecurrence",
     "ImageClassifier",
     "ImageClassifierConfig",
@@ -34,6 +42,7 @@ __all__ = [
     "RecurrentMemory",
     "SequenceClassifier",
     "SequenceClassifierConfig",
+    "SequenceEncoder",
     "StackConfig",
     "StackMemory",
     "TemporalLatentBottleneck",

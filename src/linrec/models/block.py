@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
+from linrec.models.source_reading import SourceReading
 from linrec.nn.mixer import checked_output
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
@@ -36,7 +37,8 @@ class Block(nn.Module):
     pair (state of the time mixing, state of the channel mixing). Otherwise it is the time mixing's state.
 
     `reading` is a sublayer between time mixing and channel mixing, which reads a memory that `forward` gets.
-    With `reading_channels`, the two are sublayers after channel mixing.
+    With `reading_channels`, the two are sublayers after channel mixing. A `SourceReading` reads the output of
+    an encoder, whose keys and values are a last part of the block's state.
 
     Args:
         mixer: the time mixing.
@@ -113,8 +115,8 @@ class Block(nn.Module):
         """
         # only where there are times, because mixers may define a `forward` without them
         over: dict[str, Tensor | None] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
-        carries = isinstance(self.channel_mixing, Mixer)
-        over_time, over_channels = state if carries and state is not None else (state, None)
+        over_time, over_channels, source = self._parts(state)
+        memory = source if self._reads_source else memory
         # a sum would broadcast another shape
         y, over_time = checked_output(
             self.mixer, self.mixer(self._before(self.mixer_norm, x), over_time, **over), x
@@ -135,7 +137,7 @@ class Block(nn.Module):
             x = self._after(self.reading_channels_norm, x, y)
         if not keep_state:
             return x, None
-        return x, (over_time, over_channels) if carries else over_time
+        return x, self._joined(over_time, over_channels, source)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -145,16 +147,44 @@ class Block(nn.Module):
         start: Callable[..., State] = self.mixer.init_state
         # only the boundaries of segments depend on the position
         at = {} if self.mixer.segment_length is None else {"position": position}
-        over_time = start(batch, device=device, **at)
-        if not isinstance(self.channel_mixing, Mixer):
-            return over_time
-        return over_time, self.channel_mixing.init_state(batch, device=device)
+        over_time, over_channels = start(batch, device=device, **at), None
+        if isinstance(self.channel_mixing, Mixer):
+            over_channels = self.channel_mixing.init_state(batch, device=device)
+        source = self.reading.empty(batch, device) if isinstance(self.reading, SourceReading) else None
+        return self._joined(over_time, over_channels, source)
+
+    def with_source(self, state: State, source: Tree) -> State:
+        """Return a state, or None for the start, with the keys and values that a `SourceReading` reads."""
+        over_time, over_channels, _ = self._parts(state)
+        return self._joined(over_time, over_channels, source)
 
     @property
     def state_size(self) -> int:
         """Number of elements of the state per sequence; see `Mixer.state_size`."""
         carried = self.channel_mixing.state_size if isinstance(self.channel_mixing, Mixer) else 0
         return self.mixer.state_size + carried
+
+    @property
+    def _reads_source(self) -> bool:
+        return isinstance(self.reading, SourceReading)
+
+    def _parts(self, state: State) -> tuple[State, State, State]:
+        """Return the states of time mixing and channel mixing, and the source, where the block has them."""
+        has = (True, isinstance(self.channel_mixing, Mixer), self._reads_source)
+        if state is None or not any(has[1:]):
+            return state, None, None
+        parts = iter(state)
+        over_time, over_channels, source = (next(parts) if part else None for part in has)
+        return over_time, over_channels, source
+
+    def _joined(self, over_time: State, over_channels: State, source: State) -> State:
+        """Return the state of these parts, where the block has them."""
+        parts: list[State] = [over_time]
+        if isinstance(self.channel_mixing, Mixer):
+            parts.append(over_channels)
+        if self._reads_source:
+            parts.append(source)
+        return tuple(parts) if len(parts) > 1 else over_time
 
     def _read(self, x: Tensor, memory: Tree) -> Tensor:
         if self.reading is None:

@@ -11,16 +11,10 @@ from torch import Tensor, nn
 from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
-from linrec.models.enhanced_recurrence import EnhancedRecurrence
-from linrec.models.memformer import Memformer
+from linrec.models.memories import make_memory, make_reading
 from linrec.models.ragged import RaggedState, run_masked
-from linrec.models.recurrent_memory import RecurrentMemory
-from linrec.models.slot_memory import SlotReading
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
-from linrec.models.temporal_latent_bottleneck import TemporalLatentBottleneck
-from linrec.models.token_turing_machine import TokenTuringMachine
-from linrec.nn.channel_mixing import FeedForward
 from linrec.nn.head import Embedding, Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -268,41 +262,11 @@ class LanguageModel(RestoredModule):
 
     def _make_reading(self, layer: int) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the sublayers of block `layer` that read the memory and that mix its channels, if any."""
-        memory, d_model = self.config.memory, self.config.d_model
-        if memory.kind == "memformer":
-            return SlotReading(d_model, memory.n_heads), None
-        if memory.kind == "temporal_latent_bottleneck" and layer % memory.read_every == 0:
-            hidden, bias = self.config.d_channel_mixing, self.config.channel_mixing_bias
-            reading = SlotReading(d_model, memory.n_heads, norm="layer")
-            return reading, FeedForward(d_model, hidden, bias=bias)
-        return None, None
+        return make_reading(self.config, self.config.memory, layer)
 
     def _make_memory(self) -> StackMemory | None:
         """Return the memory across the stack, if any."""
-        memory = self.config.memory
-        if memory.kind == "none":
-            return None
-        if memory.kind == "enhanced_recurrence":
-            return EnhancedRecurrence(memory, self.mixers)
-        self._check_form()
-        if memory.kind == "memformer":
-            return Memformer(memory, self.config.d_model)
-        if memory.kind == "temporal_latent_bottleneck":
-            return TemporalLatentBottleneck(memory, self.config.d_model)
-        if memory.kind == "token_turing_machine":
-            return TokenTuringMachine(memory, self.config.d_model)
-        return RecurrentMemory(memory, self.config.d_model, std=self.embedding.weight.detach().std())
-
-    def _check_form(self) -> None:
-        """Raise ValueError unless every mixer fits the form of the memory."""
-        causal = self.config.memory.form == "decoder"
-        for name, mixer in zip(self.config.mixer_pattern, self.mixers, strict=False):
-            require(
-                mixer.is_causal == causal,
-                f"`mixer` must {'' if causal else 'not '}be causal with `memory.form` = "
-                f"{self.config.memory.form!r}; {name!r} is{' not' if causal else ''}. Use causal mixers in a "
-                "decoder, and mixers that see later steps, as attention with `causal=False`, in an encoder.",
-            )
+        return make_memory(self.config, self.config.memory, self.mixers, self.embedding.weight)
 
     @staticmethod
     def _check_mask(mask: Tensor, x: Tensor) -> None:

@@ -30,7 +30,7 @@ class Memformer(SlotMemory):
     All steps of a segment read the slots that the segments before left. The blocks start each segment from
     their own initial state, so only the slots pass from segment to segment. In the decoder form the stack is
     causal, and any mixer with a state works. In the encoder form, the paper's, steps see their whole segment.
-    The paper's decoder of another sequence is not part of the model.
+    The paper's model, with a decoder of another sequence, is an `EncoderDecoder` with this memory.
 
     | update | arguments |
     |---|---|

@@ -10,14 +10,11 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers import State
-from linrec.models.bidirectional import Bidirectional, Combine
 from linrec.models.block import Block
-from linrec.models.config import StackConfig, check_sizes
-from linrec.models.stack import build_mixer, make_blocks
-from linrec.nn.head import Embedding, PairHead
-from linrec.nn.norms import make_norm
+from linrec.models.config import check_sizes
+from linrec.models.sequence_encoder import EncoderConfig, SequenceEncoder, check_times
+from linrec.nn.head import PairHead
 from linrec.nn.parameters import mark
-from linrec.ops.core.call import refuse_split_time
 
 __all__ = ["Pooling", "SequenceClassifier", "SequenceClassifierConfig"]
 
@@ -25,25 +22,16 @@ Pooling: TypeAlias = Literal["mean", "last", "none"]
 
 
 @dataclass(frozen=True)
-class SequenceClassifierConfig(StackConfig):
+class SequenceClassifierConfig(EncoderConfig):
     """Configuration of a `SequenceClassifier`; all values are plain, so that it can be written to a file.
 
     Args:
         n_outputs: number of classes, or of regression values.
-        vocab_size: number of input tokens, with ids 0 to `vocab_size` - 1. Give this or `n_features`.
-        n_features: real numbers per step, for inputs that are not tokens.
-        bidirectional: whether each block runs in both directions. If not, the encoder is causal if its mixer
-            is; softmax attention is bidirectional itself with `mixer_args={"causal": False}`.
-        unshared: parameters that the two directions do not share. None gives each direction a mixer of its
-            own. Names of parameters, such as ("theta",) in HGRN, are kept per direction, and all others are
-            shared. () runs a single mixer in both directions.
-        combine: how the outputs of the two directions are combined, "sum", "mean" or "concatenate"; see
-            `Bidirectional`.
         pooling: "mean" over the steps, "last" step, or "none" for an output at each step.
         pairs: whether a pair of sequences has one output: the encoder computes a vector of each sequence, and
             a `linrec.nn.PairHead` compares the two vectors.
 
-    The other arguments are keyword arguments of `StackConfig`.
+    The other arguments are keyword arguments of `EncoderConfig` and `StackConfig`.
 
     Raises:
         ValueError: a number is out of range, not exactly one of `vocab_size` and `n_features` is given,
@@ -55,37 +43,19 @@ class SequenceClassifierConfig(StackConfig):
     """
 
     n_outputs: int
-    vocab_size: int | None = None
-    n_features: int | None = None
-    bidirectional: bool = True
-    unshared: tuple[str, ...] | None = None
-    combine: Combine = "sum"
     pooling: Pooling = "mean"
     pairs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "n_outputs", "vocab_size", "n_features")
-        if (self.vocab_size is None) == (self.n_features is None):
-            raise ValueError(
-                "Give either `vocab_size`, for tokens, or `n_features`, for real numbers; got "
-                f"{self.vocab_size} and {self.n_features}."
-            )
+        check_sizes(self, "n_outputs")
         if self.pooling not in ("mean", "last", "none"):
             raise unknown("`pooling`", self.pooling, ["mean", "last", "none"])
         if self.pairs and self.pooling == "none":
             raise ValueError("`pairs` have a single output, but `pooling` = 'none' has one per step.")
-        if self.unshared is not None:
-            # JSON stores tuples as lists
-            object.__setattr__(self, "unshared", tuple(self.unshared))
-        if not self.bidirectional and (self.unshared is not None or self.combine != "sum"):
-            raise ValueError(
-                "`unshared` and `combine` are for two directions; got `bidirectional` = False with "
-                f"`unshared` = {self.unshared} and `combine` = {self.combine!r}. Leave them out."
-            )
 
 
-class SequenceClassifier(nn.Module):
+class SequenceClassifier(SequenceEncoder):
     """outputs = head(pool(norm(block_L(... block_1(input(x)))))).
 
     The input layer is an embedding of tokens, or a Linear of real features. Steps after a sequence's length
@@ -115,26 +85,8 @@ class SequenceClassifier(nn.Module):
     """
 
     def __init__(self, config: SequenceClassifierConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.input: nn.Module
-        if config.vocab_size is not None:
-            self.input = mark(
-                Embedding(config.vocab_size, config.d_model), group="vocabulary", weight_decay=True
-            )
-        else:
-            assert config.n_features is not None
-            self.input = nn.Linear(config.n_features, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-
-        def both(layer: int) -> Bidirectional:
-            ways = (build_mixer(config, layer) for _ in range(2))
-            return Bidirectional(*ways, combine=config.combine, unshared=config.unshared)
-
-        self.blocks = make_blocks(config, both if config.bidirectional else None)
-        self.norm = make_norm(
-            config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
-        )
+        super().__init__(config)
+        self.config: SequenceClassifierConfig = config
         self.head: nn.Module
         if config.pairs:
             self.head = PairHead(config.d_model, config.n_outputs)
@@ -188,11 +140,11 @@ class SequenceClassifier(nn.Module):
         The shape is (b, t, d_model) with `pooling="none"`, and (b, 2, d_model) for pairs.
         """
         if not self.config.pairs:
-            return self._encoded(x, lengths, dt)
+            return self._features(x, lengths, dt)
         self._check_pairs(x, lengths, dt)
         # the two sequences do not see each other
         of_each = (None if given is None else given.flatten(0, 1) for given in (lengths, dt))
-        encoded = self._encoded(x.flatten(0, 1), *of_each)
+        encoded = self._features(x.flatten(0, 1), *of_each)
         return encoded.unflatten(0, x.shape[:2])
 
     def stream(
@@ -234,24 +186,9 @@ class SequenceClassifier(nn.Module):
         """Return the state at the start of `batch` streams, one entry per block."""
         return tuple(cast(Block, block).init_state(batch, device=device) for block in self.blocks)
 
-    def _encoded(self, x: Tensor, lengths: Tensor | None, dt: Tensor | None) -> Tensor:
-        self._check_input(x)
-        _check_times(dt, x.shape[:2], "(batch, time)")
-        refuse_split_time(type(self).__name__)
-        valid = reset = None
-        if lengths is not None:
-            self._check_lengths(lengths, x)
-            lengths, step = lengths.to(x.device)[:, None], torch.arange(x.shape[1], device=x.device)
-            valid = step < lengths
-            # padding may hold anything, such as NaN or an id that is not a token
-            x = x.masked_fill(~valid if x.ndim == 2 else ~valid[:, :, None], 0)
-            # padding is a separate document, so nothing passes back from it
-            reset = step == lengths
-            dt = None if dt is None else dt.masked_fill(~valid, 1)
-        y = self.dropout(self.input(x))
-        for block in self.blocks:
-            y, _ = block(y, reset=reset, dt=dt, keep_state=False)
-        return self._pooled(self.norm(y), valid, lengths)
+    def _features(self, x: Tensor, lengths: Tensor | None, dt: Tensor | None) -> Tensor:
+        y, valid = self.encoded(x, lengths, dt)
+        return self._pooled(y, valid, None if lengths is None else lengths.to(x.device)[:, None])
 
     def _pooled(self, y: Tensor, valid: Tensor | None, lengths: Tensor | None) -> Tensor:
         if self.config.pooling == "none":
@@ -274,46 +211,4 @@ class SequenceClassifier(nn.Module):
             raise ValueError(
                 f"`lengths` must have shape (batch, 2) = {tuple(x.shape[:2])}; got {tuple(lengths.shape)}."
             )
-        _check_times(dt, x.shape[:3], "(batch, 2, time)")
-
-    def _check_input(self, x: Tensor) -> None:
-        if self.config.vocab_size is not None:
-            if x.ndim != 2 or not x.shape[1]:
-                raise ValueError(
-                    f"`x` must be tokens (batch, time) of at least one step; got {tuple(x.shape)}. "
-                    "Add a batch axis to a single sequence: `x[None]`."
-                )
-            if x.dtype not in (torch.int64, torch.int32):
-                raise TypeError(f"`x` must be int64 token ids; got {x.dtype}. Convert: `x.long()`.")
-            return
-        if x.ndim != 3 or x.shape[-1] != self.config.n_features or not x.shape[1]:
-            raise ValueError(
-                f"`x` must be features (batch, time, {self.config.n_features}) of at least one step; got "
-                f"{tuple(x.shape)}. Add missing axes, or build the model with another `n_features`."
-            )
-        if not x.is_floating_point():
-            raise TypeError(f"`x` must be real features; got {x.dtype}. Convert: `x.float()`.")
-
-    def _check_lengths(self, lengths: Tensor, x: Tensor) -> None:
-        batch, time = x.shape[:2]
-        if lengths.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"`lengths` must be int64; got {lengths.dtype}. Count steps, not fractions of them."
-            )
-        if lengths.shape != (batch,):
-            raise ValueError(
-                f"`lengths` must have shape (batch,) = ({batch},); got {tuple(lengths.shape)}. "
-                "If you have a mask (batch, time) of valid steps, pass `mask.sum(1)`."
-            )
-        if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-            outside = lengths[(lengths < 1) | (lengths > time)]
-            if len(outside):
-                raise ValueError(
-                    f"`lengths` must be in [1, {time}], the steps of `x`; got {outside[0].item()}. "
-                    "Leave empty sequences out of the batch."
-                )
-
-
-def _check_times(dt: Tensor | None, shape: tuple[int, ...], axes: str) -> None:
-    if dt is not None and dt.shape != shape:
-        raise ValueError(f"`dt` must have shape {axes} = {tuple(shape)}; got {tuple(dt.shape)}.")
+        check_times(dt, x.shape[:3], "(batch, 2, time)")

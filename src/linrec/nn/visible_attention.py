@@ -235,10 +235,11 @@ class CrossAttention(nn.Module):
     The projections have biases. There are no positions.
 
     Args:
-        d_model: width of both sequences and of the output.
+        d_model: width of the sequence of the queries, and of the output.
         n_heads: heads. None is the largest number that divides `d_model` and leaves at least 64 channels to
             each head, or 1.
         temperature: tau.
+        d_other: width of the sequence of the keys and values; None is `d_model`.
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2.
@@ -246,19 +247,27 @@ class CrossAttention(nn.Module):
 
     of_one_input = "k", "v"
 
-    def __init__(self, d_model: int, n_heads: int | None = None, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int | None = None,
+        *,
+        temperature: float = 1.0,
+        d_other: int | None = None,
+    ) -> None:
         super().__init__()
+        d_other = d_model if d_other is None else d_other
         self.heads = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.temperature = temperature
         self.q = nn.Linear(d_model, d_model)
-        self.k = nn.Linear(d_model, d_model)
-        self.v = nn.Linear(d_model, d_model)
+        self.k = nn.Linear(d_other, d_model)
+        self.v = nn.Linear(d_other, d_model)
         self.out = nn.Linear(d_model, d_model)
 
     def forward(
         self,
         x: Float[Tensor, "b t d_model"],
-        other: Float[Tensor, "b s d_model"],
+        other: Float[Tensor, "b s d_other"],
         visible: Bool[Tensor, "#b t s"] | None = None,
     ) -> Float[Tensor, "b t d_model"]:
         """Return o.
@@ -268,7 +277,23 @@ class CrossAttention(nn.Module):
             other: the sequence of the keys and values.
             visible: whether a query sees a key; each query must see at least one key. None is all.
         """
-        q = (self.q(x) / self.temperature).unflatten(-1, self.heads)
+        return self.attend(x, *self.keys(other), visible)
+
+    def keys(
+        self, other: Float[Tensor, "b s d_other"]
+    ) -> tuple[Float[Tensor, "b s h d"], Float[Tensor, "b s h d"]]:
+        """Return the keys and values of a sequence, for several calls of `attend`."""
         k, v = (y.unflatten(-1, self.heads) for y in projected(other, self.k, self.v))
-        o = visible_attention(q, k, v, visible, causal=False)
+        return k, v
+
+    def attend(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        k: Float[Tensor, "b s h d"],
+        v: Float[Tensor, "b s h d"],
+        visible: Bool[Tensor, "#b #t s"] | None = None,
+    ) -> Float[Tensor, "b t d_model"]:
+        """Return o from the keys and values of `keys`; `visible` as in `forward`."""
+        q = (self.q(x) / self.temperature).unflatten(-1, self.heads)
+        o = visible_attention(q, k.to(q.dtype), v.to(q.dtype), visible, causal=False)
         return self.out(o.flatten(-2))

@@ -102,12 +102,19 @@ def test_a_configuration_of_another_version_is_refused() -> None:
         ("clip_norm", 0.0, "`clip_norm` must be positive and finite"),
         ("weight_decay", -0.1, "`weight_decay` must be at least 0"),
         ("min_lr", 1.0, "`min_lr` must be at most `lr`"),
+        ("label_smoothing", 1.0, r"`label_smoothing` must be in \[0, 1\); got 1.0"),
         ("betas", (0.9, 1.0), r"`betas` must be two numbers in \[0, 1\)"),
     ],
 )
 def test_optim_values_out_of_range(field: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptimConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_smoothed_labels_need_classes_and_backpropagation() -> None:
+    config, smoothed = get_recipe("adding"), OptimConfig(label_smoothing=0.1)
+    with pytest.raises(ConfigError, match=r"`optim.label_smoothing` must be 0 for a regression"):
+        dataclasses.replace(config, optim=smoothed)
 
 
 @pytest.mark.parametrize(

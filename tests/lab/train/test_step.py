@@ -72,6 +72,23 @@ def of_mixer(mixer: str, variant: str) -> LanguageModel:
     return LanguageModel(dataclasses.replace(config, mixer_args=variants.arguments(mixer, variant)))
 
 
+@pytest.mark.parametrize("per_sequence", [False, True])
+def test_labels_are_smoothed_in_training_alone(per_sequence: bool) -> None:
+    torch.manual_seed(0)
+    if per_sequence:
+        model: Any = SequenceClassifier(SequenceClassifierConfig(n_outputs=3, vocab_size=7, d_model=8))
+        targets, outputs = torch.tensor([0, 2]), lambda x: model(x)
+    else:
+        model = LanguageModel(ModelConfig(vocab_size=7, d_model=8))
+        targets, outputs = torch.randint(7, (2, 5)), lambda x: model(x)[0]
+    inputs, objective = torch.randint(7, (2, 5)), Objective(model, label_smoothing=0.2)
+    log_p = outputs(inputs).log_softmax(-1).flatten(0, -2)
+    plain = -log_p.gather(1, targets.flatten()[:, None]).sum()
+    smoothed = 0.8 * plain - 0.2 * log_p.mean(-1).sum()
+    torch.testing.assert_close(objective.train()(inputs, targets).loss, smoothed)
+    torch.testing.assert_close(objective.eval()(inputs, targets).loss, plain)
+
+
 EVERY = [
     pytest.param(functools.partial(of_mixer, *case.values), id="-".join(case.values), marks=case.marks)
     for case in variants.of_families()

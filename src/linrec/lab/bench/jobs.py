@@ -22,13 +22,11 @@ from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig
 from linrec.lab.tasks.base import judged_by
 from linrec.lab.train import ConfigError, TrainConfig
-from linrec.lab.train.config import config_from_dict, config_to_dict
+from linrec.lab.train.config import config_from_dict, config_to_dict, make_model
 from linrec.lab.train.run import write_json
 from linrec.mixers import Mixer
 from linrec.models import (
-    LanguageModel,
     ModelConfig,
-    SequenceClassifier,
     SequenceClassifierConfig,
     StackMemory,
 )
@@ -315,12 +313,12 @@ def sizes(config: Model) -> Sizes:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                model = build_model(config)
+                model = make_model(config)
         except ValueError:
             raise
         except Exception:
             # a user's mixer may read parameter values, which the meta device does not have
-            model = build_model(config)
+            model = make_model(config)
     stateful = _stateful(model)
     return Sizes(
         sum(parameter.numel() for parameter in model.parameters()),
@@ -339,11 +337,6 @@ def _stateful(module: nn.Module) -> list[Mixer | StackMemory]:
 def equally_many(parameters: int, other: int) -> bool:
     """Return whether two numbers of parameters are close enough for a fair comparison of models."""
     return abs(parameters - other) <= TOLERANCE * max(parameters, other)
-
-
-def build_model(config: Model) -> LanguageModel | SequenceClassifier:
-    """Return a new model of a configuration."""
-    return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
 
 
 def with_parameters(config: Model, n: int) -> Model:

@@ -24,12 +24,12 @@ from torch import Tensor
 from linrec.errors import memory_error
 from linrec.field_types import read_content
 from linrec.files import locked
-from linrec.lab.bench.jobs import FAILED, NO_DATA, build_model, first_line, without_data
+from linrec.lab.bench.jobs import FAILED, NO_DATA, first_line, without_data
 from linrec.lab.report.records import JOB, OUTCOME, RUN, JobRecord, learns
 from linrec.lab.streams.learn import LearnConfig, Learning, learn
 from linrec.lab.tasks import Batch, PairedTask, judged_by
 from linrec.lab.train import DivergedError, InterruptedRunError, Progress, TrainConfig, fit, load_run
-from linrec.lab.train.config import config_from_dict
+from linrec.lab.train.config import config_from_dict, make_model
 from linrec.lab.train.data import on_device
 from linrec.lab.train.fabric import make_fabric, matmul_precision
 from linrec.lab.train.optim import make_optimizers
@@ -174,7 +174,7 @@ def stop_without(starter: int, every: float = 1.0) -> None:
 
 def state_elements(config: TrainConfig) -> int:
     """Return the number of elements in the state after a sequence; of a classifier, in its mixers."""
-    model = make_fabric(config.loop).setup_module(build_model(config.model)).eval()
+    model = make_fabric(config.loop).setup_module(make_model(config.model)).eval()
     inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
     returns_state = isinstance(config.model, ModelConfig)
     states: list[Any] = []
@@ -217,7 +217,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
     loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
     fabric = make_fabric(loop)
     device = fabric.device
-    model = build_model(config.model)
+    model = make_model(config.model)
     objective = fabric.setup_module(Objective(model))
     steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
     step = functools.partial(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from linrec.literals import SplitName
 from linrec.rules import at_least
+from linrec.text import Tokenizer
 
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
@@ -35,6 +36,8 @@ class Batch(NamedTuple):
             if the task is `per_sequence`; None if all sequences have t steps.
         dt: time since the step before, shape (b, t), positive, for mixers that take irregular steps; None if
             the task does not give times.
+        source: source sequences of a `SourcedTask`, shape (b, s), int64; None for other tasks.
+        source_lengths: number of steps before the padding of each source, shape (b), int64.
     """
 
     inputs: Int64[Tensor, "b *pair t"] | Float[Tensor, "b *pair t f"]
@@ -42,6 +45,8 @@ class Batch(NamedTuple):
     reset: Bool[Tensor, "b t"] | None
     lengths: Int64[Tensor, "b *pair"] | None = None
     dt: Float[Tensor, "b t"] | None = None
+    source: Int64[Tensor, "b s"] | None = None
+    source_lengths: Int64[Tensor, "b"] | None = None
 
 
 def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool[Tensor, "b *n"]:
@@ -91,6 +96,15 @@ class Source(Protocol):
 
     def to(self, device: torch.device | str) -> "Source":
         """Return the split with its data on a device, or the split itself if it is too large."""
+        ...
+
+
+@runtime_checkable
+class OrderedSource(Protocol):
+    """A split with its own order in training, such as batches of similar lengths."""
+
+    def order(self, *, batch_size: int, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+        """Return the order in which an epoch visits the sequences, a pure function of its arguments."""
         ...
 
 
@@ -229,6 +243,34 @@ class PairedTask(Protocol):
 
     pairs: ClassVar[bool]
     """Always True."""
+
+
+@runtime_checkable
+class SourcedTask(Protocol):
+    """A task whose samples have a source sequence, for an encoder-decoder."""
+
+    @property
+    def source_vocab_size(self) -> int | None:
+        """Vocabulary size of the sources; None before `prepared` if it depends on the data."""
+        ...
+
+
+@runtime_checkable
+class GeneratedTask(Protocol):
+    """A task with scores of what a model generates, beside the loss of each token."""
+
+    def generated_scores(self, model: Any, split: Any) -> Mapping[str, Any]:
+        """Return scores of a model in evaluation mode, as JSON values."""
+        ...
+
+
+@runtime_checkable
+class TokenizedTask(Protocol):
+    """A task of texts with a tokenizer, which a run folder keeps."""
+
+    def tokenizer_object(self) -> Tokenizer:
+        """Return the tokenizer that made the tokens."""
+        ...
 
 
 @runtime_checkable

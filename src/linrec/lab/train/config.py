@@ -10,16 +10,24 @@ from typing import Any, Literal
 from linrec.errors import ConfigError, UntrustedCodeError
 from linrec.field_types import check_types
 from linrec.lab import tasks
-from linrec.lab.tasks import LanguageModeling, PairedTask, Task
+from linrec.lab.tasks import LanguageModeling, PairedTask, SourcedTask, Task
 from linrec.lab.train.learner import LearnerConfig
-from linrec.models import ModelConfig, SequenceClassifierConfig
+from linrec.models import (
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    LanguageModel,
+    ModelConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+    StackConfig,
+)
 from linrec.models.config import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, check_integers, check_numbers, choice, positive
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser, its learning rate over time, and clipping.
+    """The optimiser, its learning rate over time, clipping, and smoothing of the loss.
 
     Args:
         name: "adamw", or "muon": Muon (Jordan et al., 2024) for the matrices of the blocks except transition
@@ -36,6 +44,8 @@ class OptimConfig:
         min_lr: final learning rate of the cosine.
         clip_norm: maximum global norm of the gradient; larger gradients are scaled down to it. None disables
             clipping.
+        label_smoothing: share of each target class that all classes get evenly, in the loss of training
+            alone; 0 disables it.
 
     Raises:
         ValueError: a value is out of range.
@@ -56,12 +66,15 @@ class OptimConfig:
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float | None = None
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         choice(["adamw", "muon"], name=self.name)
         positive(lr=self.lr)
         positive(**_fields(self, "transition_lr", "muon_lr", "clip_norm"), or_none=True)
         at_least(0, **_fields(self, "weight_decay", "warmup_steps", "min_lr"))
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` must be in [0, 1); got {self.label_smoothing}.")
         if self.schedule == "inverse-sqrt" and not self.warmup_steps:
             raise ValueError(
                 '`warmup_steps` must be at least 1 with `schedule="inverse-sqrt"`, whose decay starts at '
@@ -182,7 +195,7 @@ class TrainConfig:
         name: name of the recipe.
         task: a task's dataclass, such as `linrec.lab.tasks.MemoryHorizon()`.
         model: the model's configuration: a `SequenceClassifierConfig` if the task is `per_sequence` or has
-            `n_features`, else a `ModelConfig`.
+            `n_features`, an `EncoderDecoderConfig` for a `SourcedTask`, else a `ModelConfig`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
         learner: the learner that takes the training steps; None is backpropagation through whole sequences.
@@ -249,11 +262,27 @@ class TrainConfig:
                     "`model.pooling` must be 'none', because the task has a target per step; got "
                     f"{self.model.pooling!r}, which gives an output per sequence."
                 )
+        if self.optim.label_smoothing and (self.learner is not None or self.task.objective == "regression"):
+            raise ConfigError(
+                "`optim.label_smoothing` must be 0 for a regression and with a learner, whose losses have no "
+                f"smoothed classes; got {self.optim.label_smoothing}. Leave --optim.label-smoothing out."
+            )
+        if isinstance(self.model, EncoderDecoderConfig) and self.model.memory.kind != "none":
+            raise ConfigError(
+                "`model.memory.kind` must be 'none' for sources of any length, which are not whole segments; "
+                f"got {self.model.memory.kind!r}. Leave --model.memory out."
+            )
+        if self.learner is not None and isinstance(self.task, SourcedTask):
+            raise ConfigError(
+                "`learner` must be None for an encoder-decoder, whose sources learners do not read; got "
+                f"{self.learner.learner!r}. Leave --learner out."
+            )
         if self.learner is not None:
             self.learner.check_loop(self.loop)
         completed = dataclasses.replace(
             self.model,
             **values_from_task(self.task),
+            **encoders_of(self.model, self.task),
             mixer_args=complete_mixer_args(self.model.mixer, self.model.mixer_args),
         )
         # the documented way for a frozen dataclass to derive its own fields
@@ -268,7 +297,31 @@ class TrainConfig:
 
 def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
     """Return the class of the model configuration that a task needs."""
+    if isinstance(task, SourcedTask):
+        return EncoderDecoderConfig
     return ModelConfig if task.n_features is None and not task.per_sequence else SequenceClassifierConfig
+
+
+def make_model(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
+    """Return a new model of a configuration."""
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config)
+    return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
+
+
+def encoders_of(model: StackConfig, task: Task) -> dict[str, Any]:
+    """Return the encoders of a model with the values that the task determines; {} for other models."""
+    if not isinstance(model, EncoderDecoderConfig) or not isinstance(task, SourcedTask):
+        return {}
+    return {
+        name: dataclasses.replace(
+            encoder,
+            vocab_size=task.source_vocab_size or 1,
+            mixer_args=complete_mixer_args(encoder.mixer, encoder.mixer_args),
+        )
+        for name, encoder in (("encoder", model.encoder), ("second", model.second))
+        if encoder is not None
+    }
 
 
 def values_from_task(task: Task) -> dict[str, Any]:
@@ -276,7 +329,7 @@ def values_from_task(task: Task) -> dict[str, Any]:
     # 1 is a placeholder until the data are loaded
     vocab_size = None if task.n_features is not None else task.vocab_size or 1
     values = {"vocab_size": vocab_size, "n_outputs": task.n_outputs}
-    if model_type(task) is ModelConfig:
+    if issubclass(model_type(task), ModelConfig):
         return values
     return {**values, "n_features": task.n_features, "pairs": isinstance(task, PairedTask)}
 
@@ -317,10 +370,8 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         model = shape(**_checked(shape, fields["model"], "model."))
         check_trusted("mixer", model.import_paths, trust_code)
         learner = fields.get("learner")
-        for mixer in dict.fromkeys(model.mixer_pattern):
-            arguments = model.mixer_args if isinstance(model.mixer, str) else model.mixer_args.get(mixer, {})
-            hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
-            check_types(hints, arguments, f"{mixer}.")
+        for stack in (model, *encoders_of(model, task).values()):
+            _check_mixers(stack)
         return TrainConfig(
             name=fields["name"],
             task=task,
@@ -337,6 +388,14 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         ) from error
     except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"the stored configuration does not fit this version of linrec: {error}") from error
+
+
+def _check_mixers(stack: StackConfig) -> None:
+    """Raise TypeError if an argument of a mixer has the wrong type."""
+    for mixer in dict.fromkeys(stack.mixer_pattern):
+        arguments = stack.mixer_args if isinstance(stack.mixer, str) else stack.mixer_args.get(mixer, {})
+        hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
+        check_types(hints, arguments, f"{mixer}.")
 
 
 def _checked(kind: type, values: dict[str, Any], section: str) -> dict[str, Any]:

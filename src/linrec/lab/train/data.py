@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from linrec.errors import ConfigError
-from linrec.lab.tasks import Batch, Source
+from linrec.lab.tasks import Batch, OrderedSource, Source
 
 
 def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
@@ -40,6 +40,8 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 class Batches:
     """The batches of each epoch, all with `batch_size` sequences; an incomplete last batch is dropped.
+
+    Their order is that of an `OrderedSource`, or random.
 
     Compiled code and CUDA graphs need equal shapes. The dropped samples differ between epochs, because the
     order does.
@@ -94,6 +96,8 @@ class Batches:
             # the samples left out are at the start or at the end of the text, or at both
             spare = np.random.default_rng([self.seed, epoch, 2]).integers(self._size % self.batch_size + 1)
             order += int(spare)
+        elif isinstance(source, OrderedSource):
+            order = source.order(batch_size=self.batch_size, seed=self.seed, epoch=epoch)
         else:
             order = epoch_order(self._size, seed=self.seed, epoch=epoch)
         for batch in range(start, len(self)):

@@ -109,6 +109,8 @@ class LearnerStep:
         reset: Bool[Tensor, "b t"] | None,
         lengths: Int64[Tensor, "b"] | None = None,
         dt: None = None,
+        source: None = None,
+        source_lengths: None = None,
     ) -> None:
         """Learn from a batch."""
         if not self._carries:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, LostProcessError, StepSizeError
 from linrec.extras import check_extra
-from linrec.lab.tasks import Batch, ProbedTask, ResizableTask, Source, Task
+from linrec.lab.tasks import Batch, GeneratedTask, ProbedTask, ResizableTask, Source, Task
 from linrec.lab.train.checkpoint import (
     carried_state,
     check_state,
@@ -194,7 +194,7 @@ def _fit(
     # model and optimisers
     model = build_model(config, device, fabric.world_size, init)
     compiled = config.learner is None and uses_compile(loop, device)
-    objective: Any = Objective(model)
+    objective: Any = Objective(model, label_smoothing=config.optim.label_smoothing)
     firsts = (next(batches.epoch(0)) for _, batches in stages)
     if fabric.world_size > 1 and loop.strategy != "fsdp" and may_skip(fabric, objective, firsts):
         expect_skipped(fabric)
@@ -377,6 +377,8 @@ def _fit(
             restore_weights(best, model)
         with reporter.evaluating():
             test, validation = score(task.split("test")), score(task.split("validation"))
+            if isinstance(task, GeneratedTask) and test:
+                test |= task.generated_scores(model.eval(), task.split("test"))
             probes = _probes(task, score, loop.batch_size, fabric.world_size)
         result = Result(
             test=test,

@@ -24,6 +24,7 @@ from linrec import files
 from linrec.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError, nearest
 from linrec.field_types import check_content
 from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason
+from linrec.lab.tasks.base import TokenizedTask
 from linrec.lab.tasks.language_modeling import LanguageModeling
 from linrec.lab.train.checkpoint import (
     BEST,
@@ -34,7 +35,7 @@ from linrec.lab.train.checkpoint import (
     load_best,
     load_checkpoint,
 )
-from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict, differences
+from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict, differences, make_model
 from linrec.lab.train.records import METRICS, About, Result, StoredResult, read_metrics
 from linrec.models import (
     LanguageModel,
@@ -83,6 +84,8 @@ class Run:
     def model(self, device: torch.device | str = "cpu") -> LanguageModel:
         """Return the best model, or else the model of the newest checkpoint, in evaluation mode.
 
+        It is an `EncoderDecoder` if the run trained one.
+
         Args:
             device: device of the model.
 
@@ -93,7 +96,9 @@ class Run:
         """
         if not isinstance(self.config.model, ModelConfig):
             raise ConfigError(f"{self.path} is a sequence classifier, not a language model.")
-        return self._loaded(LanguageModel, self.config.model).to(device).eval()
+        model = self._loaded(make_model, self.config.model).to(device).eval()
+        assert isinstance(model, LanguageModel)
+        return model
 
     def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
         """Return the model of a run that trained a classifier; see `model` for arguments and errors."""
@@ -236,7 +241,7 @@ def open_run_folder(
     Returns:
         The command that started the run.
     """
-    tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
+    tokenizer = config.task.tokenizer_object() if isinstance(config.task, TokenizedTask) else None
     if resume:
         # the code that `config` names is trusted, because the caller has already imported them
         run = load_run(folder, trust_code=config.import_paths)

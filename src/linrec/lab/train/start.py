@@ -15,10 +15,10 @@ from linrec.errors import ConfigError, RunFolderError
 from linrec.files import read_json
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
-from linrec.lab.train.config import TrainConfig, config_to_dict
+from linrec.lab.train.config import TrainConfig, config_to_dict, make_model
 from linrec.lab.train.records import provenance
 from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json, writing
-from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
+from linrec.models import LanguageModel, SequenceClassifier
 from linrec.text import Tokenizer, load_tokenizer
 from linrec.text.tokenizer import FILE
 
@@ -46,10 +46,7 @@ def build_model(
         )
     model: LanguageModel | SequenceClassifier
     try:
-        if isinstance(config.model, ModelConfig):
-            model = LanguageModel(config.model)
-        else:
-            model = SequenceClassifier(config.model)
+        model = make_model(config.model)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the model cannot be built: {error}") from error
     if init is not None:

@@ -13,7 +13,7 @@ from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_tar
 from linrec.lab.train.data import on_device, stream_order
 from linrec.lab.train.fabric import Fabric, any_process, gathered, summed
 from linrec.lab.train.optim import gradient_norm
-from linrec.models import LanguageModel, SequenceClassifier
+from linrec.models import Block, LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.trees import Tree, leaves, map_tree, replaced
@@ -46,11 +46,12 @@ class Objective(nn.Module):
     Args:
         model: the model. A language model never holds all logits in memory at once. A classifier has a
             target per sequence or, without pooling, per step.
+        label_smoothing: as in `OptimConfig`; in evaluation mode there is none.
     """
 
-    def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
+    def __init__(self, model: LanguageModel | SequenceClassifier, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.label_smoothing = model, label_smoothing
         self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
 
     def forward(
@@ -60,6 +61,8 @@ class Objective(nn.Module):
         reset: Bool[Tensor, "b t"] | None = None,
         lengths: Int64[Tensor, "b *pair"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
+        source: Int64[Tensor, "b s"] | None = None,
+        source_lengths: Int64[Tensor, "b"] | None = None,
         state: Tree = None,
         *,
         keep_state: bool = False,
@@ -71,7 +74,8 @@ class Objective(nn.Module):
         """
         if isinstance(self.model, SequenceClassifier):
             return self.scored(self.model(inputs, lengths=lengths, dt=dt), targets)
-        x, last = self.model.hidden(inputs, state, reset=reset, dt=dt, keep_state=keep_state)
+        sources = {} if source is None else {"source": source, "source_lengths": source_lengths}
+        x, last = self.model.hidden(inputs, state, reset=reset, dt=dt, keep_state=keep_state, **sources)
         outcome = self.scored(x, targets)
         return replaced(outcome, state=map_tree(Tensor.detach, last)) if keep_state else outcome
 
@@ -81,15 +85,19 @@ class Objective(nn.Module):
         Blocks of equal structure share a compilation, so the first step of a deep model takes no longer than
         the first step of a shallow one. Run the steps within `linrec.models.compilation.compiling`.
         """
-        for block in self.model.blocks:
-            block.compile(**options)
+        for block in self.model.modules():
+            if isinstance(block, Block):
+                block.compile(**options)
         self.scored = torch.compile(self._scored, **options)
 
     def _scored(self, x: Tensor, targets: Tensor) -> Outcome:
         """Return the outcome, given the inputs of a language model's head or the outputs of a classifier."""
+        smoothing = self.label_smoothing if self.training else 0.0
         if isinstance(self.model, LanguageModel):
             head = self.model.head
-            loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
+            loss, predictions = linear_cross_entropy(
+                x, head.weight, head.bias, targets, cap=head.cap, label_smoothing=smoothing
+            )
             return Outcome(loss, (predictions == targets).sum(), predictions)
         outputs = x.float()
         if targets.is_floating_point():
@@ -97,7 +105,11 @@ class Objective(nn.Module):
             error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
             return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
         loss = F.cross_entropy(
-            outputs.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
+            outputs.flatten(0, -2),
+            targets.flatten(),
+            ignore_index=NO_TARGET,
+            reduction="sum",
+            label_smoothing=smoothing,
         )
         predictions = outputs.argmax(-1)
         return Outcome(loss, (predictions == targets).sum(), predictions)
@@ -151,6 +163,8 @@ def train_step(
     reset: Bool[Tensor, "b t"] | None,
     lengths: Int64[Tensor, "b *pair"] | None = None,
     dt: Float[Tensor, "b t"] | None = None,
+    source: Int64[Tensor, "b s"] | None = None,
+    source_lengths: Int64[Tensor, "b"] | None = None,
     *,
     fabric: Fabric,
     objective: nn.Module,
@@ -170,6 +184,8 @@ def train_step(
         reset: true where a document begins, or None.
         lengths: number of steps before the padding of each sequence, or None without padding.
         dt: time since the step before, or None for regular steps.
+        source: source sequences of an encoder-decoder, or None.
+        source_lengths: number of steps before the padding of each source, or None.
         fabric: the Fabric that runs the backward pass and connects the processes.
         objective: an `Objective` that Fabric has set up.
         optimizers: optimisers that Fabric has set up.
@@ -188,7 +204,7 @@ def train_step(
         optimizer.zero_grad()
     parts = [
         (None,) * accumulate if tensor is None else tensor.chunk(accumulate)
-        for tensor in (inputs, targets, reset, lengths, dt)
+        for tensor in (inputs, targets, reset, lengths, dt, source, source_lengths)
     ]
     for place, piece in enumerate(zip(*parts, strict=True), start=1):
         # the processes exchange gradients only after the last micro-batch
@@ -280,7 +296,7 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
         # F.pad lists the axes from the last to the first
         return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
 
-    inputs, targets, reset, lengths, dt = batch
+    inputs, targets, reset, lengths, dt, source, source_lengths = batch
     return Batch(
         filled(inputs),
         filled(targets, math.nan if targets.is_floating_point() else NO_TARGET),
@@ -288,6 +304,8 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
         # length 1, because a sequence has at least one step
         None if lengths is None else filled(lengths, 1),
         None if dt is None else filled(dt, 1),
+        None if source is None else filled(source),
+        None if source_lengths is None else filled(source_lengths, 1),
     )
 
 

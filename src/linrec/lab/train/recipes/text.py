@@ -3,9 +3,10 @@
 from typing import Any
 
 from linrec.lab.tasks import LanguageModeling
+from linrec.lab.tasks.translation import Translation
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import like, recipe
-from linrec.models import ModelConfig, preset
+from linrec.models import EncoderConfig, EncoderDecoderConfig, ModelConfig, preset
 
 # the articles are a single stream, because the rows of this data set are lines, not articles
 _WIKITEXT103: dict[str, Any] = {
@@ -42,6 +43,51 @@ def lm() -> TrainConfig:
             precision="bf16-mixed",
             matmul_precision="high",
             eval_batches=20,
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
+def translation() -> TrainConfig:
+    """Translation by an encoder-decoder of any mixers: give pairs with --data.path or --data.dataset.
+
+    A folder has the files train.de, train.en and so on; --data.source and --data.target name the languages.
+    The defaults are bytes as tokens, a bidirectional encoder and a decoder of GateLoop with cross-attention.
+
+    Source: the smallest Transformer for IWSLT'14 in fairseq (Ott and others, 2019) has 6 layers of width 512
+    on each side, label smoothing 0.1, dropout 0.3, Adam with betas (0.9, 0.98), learning rate 0.0005 with an
+    inverse square root decay after 4,000 steps, and weight decay 0.0001. Here there are 4 layers of width
+    256, decoupled weight decay 0.05, clipping at 1, and 64 sentences in a batch. All settings are only a
+    starting point.
+    """
+    sizes: dict[str, Any] = {"d_model": 256, "n_layers": 4, "d_channel_mixing": 1024, "dropout": 0.1}
+    return TrainConfig(
+        name="translation",
+        task=Translation(),
+        model=EncoderDecoderConfig(
+            vocab_size=1,  # set by the data
+            encoder=EncoderConfig(vocab_size=1, **sizes),
+            share_embeddings=True,
+            tie_embeddings=True,
+            **sizes,
+        ),
+        optim=OptimConfig(
+            lr=0.0005,
+            betas=(0.9, 0.98),
+            weight_decay=0.05,
+            schedule="inverse-sqrt",
+            warmup_steps=4000,
+            clip_norm=1.0,
+            label_smoothing=0.1,
+        ),
+        loop=LoopConfig(
+            steps=50_000,
+            batch_size=64,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_every=1000,
+            keep="best",
             deterministic=False,
         ),
     )
