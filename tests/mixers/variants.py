@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no positions": {"n_heads": 2, "positions": "none"},
         "ALiBi": {"n_heads": 4, "kv_heads": 2, "positions": "alibi"},
         "ALiBi in a window": {"n_heads": 3, "d_head": 2, "positions": "alibi", "window": 4},
+        "xPos": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "positions": "xpos"},
         "Qwen3-Next": {
             "n_heads": 2,
             "d_head": 4,

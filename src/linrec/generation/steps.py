@@ -327,7 +327,8 @@ class CacheRings:
 
 
 def _has_cache(mixer: Mixer) -> TypeGuard[Attention]:
-    return type(mixer) is Attention and mixer.causal and mixer.bounded is None
+    # attention with xPos or a policy keeps more than keys and values
+    return type(mixer) is Attention and mixer.causal and mixer.recurrence == "softmax_attention"
 
 
 def _cache(layer: Any) -> Any:
