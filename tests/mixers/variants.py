@@ -885,6 +885,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "two networks": {"n_rnns": 2, "window": 2, "rnn": "lstm", "positions": "rotary", "norm": "rms"},
         "of one step": {"window": 1, "rnn": "elman", "bias": False},
     },
+    "recurrent_positions": {
+        "shared": {"d_recurrent": 2, "n_heads": 2},
+        "independent": {"heads": "independent", "n_recurrent_heads": 2, "rnn": "gru", "bias": True},
+    },
     "rsa": {
         "paper": {"n_heads": 4, "d_head": 2},
         "regular": {"n_heads": 2, "gate": "layer", "bias": True},

@@ -57,6 +57,7 @@ REFUSED = {
     "r_transformer": "r_transformer",
     "recurrent_attention_network": "recurrent_attention_network",
     "recurrent_delta_net": "recurrent_delta_net",
+    "recurrent_positions": "nonlinear_scan",
     "rsa": "softmax_attention",
     "delta_delta_net": "delta_rule",
     "delta_lstm": "delta_lstm",

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         RecurrentAttentionNetwork as RecurrentAttentionNetwork,
     )
     from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet as RecurrentDeltaNet
+    from linrec.mixers.recurrent_positions import RecurrentPositions as RecurrentPositions
     from linrec.mixers.reformer import Reformer as Reformer
     from linrec.mixers.relit import ReLiT as ReLiT
     from linrec.mixers.retnet import RetNet as RetNet
