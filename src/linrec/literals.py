@@ -179,6 +179,7 @@ OTHER_NAMES: dict[str, str] = {
     'preset("griffin")': "Griffin",
     'preset("recurrent-gemma-2b")': "RecurrentGemma",
     'preset("samba")': "Samba",
+    'preset("sashimi")': "SaShiMi",
     'preset("h3-hybrid")': "H3 hybrid",
     'MemoryConfig(kind="recurrent_memory")': "Recurrent Memory Transformer, RMT",
     'MemoryConfig(kind="enhanced_recurrence")': "ERNIE-Doc",

@@ -268,7 +268,8 @@ class CacheRings:
     @classmethod
     def of(cls, model: LanguageModel) -> "CacheRings | None":
         """Return the rings of a model, or None if it has no attention with a cache."""
-        return cls(model) if model.memory is None and any(map(_has_cache, model.mixers)) else None
+        plain = model.memory is None and model.pooling is None
+        return cls(model) if plain and any(map(_has_cache, model.mixers)) else None
 
     @property
     def full(self) -> bool:
