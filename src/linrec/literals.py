@@ -26,9 +26,9 @@ MixerName: TypeAlias = Literal[
     "mamba2", "mamba3", "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn",
     "ode_fast_weights", "ode_rnn", "on_lstm", "qrnn", "r_transformer", "recurrent_attention_network",
     "recurrent_delta_net", "recurrent_positions", "reformer", "relit", "retnet", "rfa", "rg_lru", "rsa",
-    "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm",
-    "strongly_typed_rnn", "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls", "transformer_xl",
-    "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "spacetime", "sru",
+    "srwm", "strongly_typed_rnn", "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls",
+    "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
@@ -162,6 +162,7 @@ OTHER_NAMES: dict[str, str] = {
     "sgconv": "structured global convolution, GConv",
     "slstm": "xLSTM, scalar LSTM, extended long short-term memory",
     "sru": "simple recurrent unit",
+    "spacetime": "companion SSM",
     "srwm": "self-referential weight matrix",
     "strongly_typed_rnn": "strongly-typed recurrent neural network, T-LSTM",
     'strongly_typed_rnn(variant="gru")': "T-GRU",

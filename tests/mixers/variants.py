@@ -894,6 +894,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "regular": {"n_heads": 2, "gate": "layer", "bias": True},
         "cyclical": {"n_heads": 3, "d_head": 2, "n_cosine": 2, "n_sine": 1},
     },
+    "spacetime": {
+        "encoder": {"d_state": 5},
+        "decoder": {"d_state": 4, "closed_loop": True},
+        "shared": {"d_state": 3, "n_kernels": 2},
+    },
     "trans_normer": {
         "paper": {},
         "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},

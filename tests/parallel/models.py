@@ -75,6 +75,7 @@ REFUSED = {
     "s5_hyena": "short_conv",
     "sgconv": "long_conv",
     "slstm": "slstm",
+    "spacetime": "dense_ssm",
     "sru": "sru",
     "synthesizer": "synthesizer",
     "tnn": "long_conv",
