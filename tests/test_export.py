@@ -25,6 +25,7 @@ STEP_BY_STEP = (
     "ind_rnn",
     "r_transformer",
     "recurrent_delta_net",
+    "recurrent_positions",
     "slstm",
     "sru",
     "srwm",

@@ -77,6 +77,7 @@ LONG_OF_MIXERS = {
     "mega": 256,
     "r_transformer": 512,
     "recurrent_delta_net": 256,
+    "recurrent_positions": 256,
     "rsa": 512,
     "reformer": 1024,
     "slstm": 256,

@@ -25,10 +25,10 @@ MixerName: TypeAlias = Literal[
     "linformer", "lipschitz_rnn", "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba",
     "mamba2", "mamba3", "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn",
     "ode_fast_weights", "ode_rnn", "on_lstm", "qrnn", "r_transformer", "recurrent_attention_network",
-    "recurrent_delta_net", "reformer", "relit", "retnet", "rfa", "rg_lru", "rsa", "rwkv4", "rwkv5", "rwkv6",
-    "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "sru", "srwm", "strongly_typed_rnn",
-    "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls", "transformer_xl", "u_rnn", "unicornn",
-    "wave_rnn", "xlstm_7b",
+    "recurrent_delta_net", "recurrent_positions", "reformer", "relit", "retnet", "rfa", "rg_lru", "rsa",
+    "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "spacetime", "sru",
+    "srwm", "strongly_typed_rnn", "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls",
+    "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""
@@ -142,6 +142,7 @@ OTHER_NAMES: dict[str, str] = {
     "recurrent_attention_network": "RAN",
     "recurrent_delta_net": "recurrent fast weight programmer, RFWP",
     'recurrent_delta_net(variant="delta_rnn")': "Delta RNN",
+    "recurrent_positions": "recurrent positional embedding, RPE",
     "relit": "GaLiTe, recurrent linear Transformer",
     "relit(r=4)": "AReLiT, AGaLiTe",
     "retnet": "retentive network, MultiScaleRetention",
@@ -161,6 +162,7 @@ OTHER_NAMES: dict[str, str] = {
     "sgconv": "structured global convolution, GConv",
     "slstm": "xLSTM, scalar LSTM, extended long short-term memory",
     "sru": "simple recurrent unit",
+    "spacetime": "companion SSM",
     "srwm": "self-referential weight matrix",
     "strongly_typed_rnn": "strongly-typed recurrent neural network, T-LSTM",
     'strongly_typed_rnn(variant="gru")': "T-GRU",
@@ -178,6 +180,7 @@ OTHER_NAMES: dict[str, str] = {
     'preset("griffin")': "Griffin",
     'preset("recurrent-gemma-2b")': "RecurrentGemma",
     'preset("samba")': "Samba",
+    'preset("sashimi")': "SaShiMi",
     'preset("h3-hybrid")': "H3 hybrid",
     'MemoryConfig(kind="recurrent_memory")': "Recurrent Memory Transformer, RMT",
     'MemoryConfig(kind="enhanced_recurrence")': "ERNIE-Doc",

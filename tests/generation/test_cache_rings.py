@@ -77,6 +77,10 @@ def test_a_state_with_room_is_continued():
 def test_models_that_need_no_room():
     for name in ("hgru", "gate_loop_attention"):
         assert caches.CacheRings.of(build(name)) is None
+    # keys beside sums of decays
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CACHES, "attention, xPos", {"positions": "xpos"})
+        assert caches.CacheRings.of(model_of("attention, xPos")) is None
 
 
 class Again:

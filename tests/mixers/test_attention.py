@@ -119,8 +119,26 @@ def test_alibi_lowers_scores_by_the_distance():
     assert_agree(mixer(x)[0], mixer.out(torch.einsum("bhnm,bmhd->bnhd", shares, v).flatten(-2)))
 
 
-def test_outputs_do_not_depend_on_where_a_sequence_starts():
-    mixer, x = make(n_heads=2), inputs()
+def test_xpos_lowers_the_scores_of_each_pair_by_its_own_power_of_the_distance():
+    mixer, x = make(n_heads=2, kv_heads=1, positions="xpos"), inputs()
+    q, k, v = (layer(x).unflatten(-1, (-1, 6)) for layer in (mixer.q, mixer.k, mixer.v))
+    q, k = (torch.view_as_complex(z.unflatten(-1, (3, 2)).contiguous()) for z in (q, k))
+    pair = torch.arange(0, 6, 2).double() / 6
+    distance = (torch.arange(7)[:, None] - torch.arange(7))[..., None]
+    # numbers of the paper
+    factors = ((pair + 0.4) / 1.4) ** (distance / 512) * torch.exp(1j * distance * 1e4**-pair)
+    scores = torch.einsum("bnhj,bmj,nmj->bhnm", q, k[:, :, 0].conj(), factors).real / 6**0.5
+    shares = scores.masked_fill(distance[..., 0] < 0, -torch.inf).softmax(-1)
+    heads = torch.einsum("bhnm,bmd->bnhd", shares, v[:, :, 0])
+    y, state = mixer(x)
+    assert_agree(y, mixer.out(heads.flatten(-2)))
+    sizes = [tensor[0, 0].numel() for tensor in state.cache if tensor is not None]
+    assert mixer.state_size == sum(sizes)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "xpos"])
+def test_outputs_do_not_depend_on_where_a_sequence_starts(positions):
+    mixer, x = make(n_heads=2, positions=positions), inputs()
     expected, _ = mixer(x)
     start = mixer.init_state(2)
     for seen in (5, 1_000_000):
@@ -279,6 +297,10 @@ def test_encoders_refuse_states():
         ({"cache_size": 4, "causal": False}, "`cache_size` needs `causal`, no `window`"),
         ({"eviction": "tova"}, "`eviction` and `sinks` are of a bounded cache"),
         ({"cache_size": 4, "eviction": "tva"}, "there is no `eviction` 'tva'; did you mean 'tova'"),
+        ({"positions": "xpos", "causal": False}, '"xpos"` needs `causal`, no `window`'),
+        ({"positions": "xpos", "window": 4}, '"xpos"` needs `causal`, no `window`'),
+        ({"positions": "xpos", "dropout": 0.1}, '"xpos"` needs `causal`, no `window`, no `dropout`'),
+        ({"positions": "xpos", "cache_size": 4}, "`cache_size` needs"),
         ({"dropout": 1.0}, r"`dropout` must be in \[0, 1\)"),
     ],
 )

@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no positions": {"n_heads": 2, "positions": "none"},
         "ALiBi": {"n_heads": 4, "kv_heads": 2, "positions": "alibi"},
         "ALiBi in a window": {"n_heads": 3, "d_head": 2, "positions": "alibi", "window": 4},
+        "xPos": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "positions": "xpos"},
         "Qwen3-Next": {
             "n_heads": 2,
             "d_head": 4,
@@ -884,10 +885,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "two networks": {"n_rnns": 2, "window": 2, "rnn": "lstm", "positions": "rotary", "norm": "rms"},
         "of one step": {"window": 1, "rnn": "elman", "bias": False},
     },
+    "recurrent_positions": {
+        "shared": {"d_recurrent": 2, "n_heads": 2},
+        "independent": {"heads": "independent", "n_recurrent_heads": 2, "rnn": "gru", "bias": True},
+    },
     "rsa": {
         "paper": {"n_heads": 4, "d_head": 2},
         "regular": {"n_heads": 2, "gate": "layer", "bias": True},
         "cyclical": {"n_heads": 3, "d_head": 2, "n_cosine": 2, "n_sine": 1},
+    },
+    "spacetime": {
+        "encoder": {"d_state": 5},
+        "decoder": {"d_state": 4, "closed_loop": True},
+        "shared": {"d_state": 3, "n_kernels": 2},
     },
     "trans_normer": {
         "paper": {},

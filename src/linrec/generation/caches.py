@@ -45,7 +45,7 @@ class CacheRings:
     @classmethod
     def of(cls, model: LanguageModel) -> "CacheRings | None":
         """Return the rings of a model, or None if it has no attention with a cache."""
-        return cls(model) if model.memory is None and any(map(_has_cache, model.mixers)) else None
+        return cls(model) if _is_plain(model) and any(map(_has_cache, model.mixers)) else None
 
     @property
     def full(self) -> bool:
@@ -110,11 +110,11 @@ def with_cache_length(model: LanguageModel, layers: State, steps: int) -> State:
     the steps that the window keeps.
 
     Args:
-        model: the model; with a memory across the stack, the state is returned as it is.
+        model: the model; with a memory across the stack or pools, the state is returned as it is.
         layers: a state of any rows.
         steps: the most steps that a row has read.
     """
-    if model.memory is not None:
+    if not _is_plain(model):
         return layers
     found = list(layers)
     for n, mixer in enumerate(model.mixers):
@@ -133,8 +133,13 @@ def _of_length(length: int, cache: AttentionCache) -> AttentionCache:
     return AttentionCache(k, v, None, None, functional.pad(alive, (missing, 0), value=False))
 
 
+def _is_plain(model: LanguageModel) -> bool:
+    return model.memory is None and model.pooling is None
+
+
 def _has_cache(mixer: Mixer) -> TypeGuard[Attention]:
-    return type(mixer) is Attention and mixer.causal and mixer.bounded is None
+    # attention with xPos or a policy keeps more than keys and values
+    return type(mixer) is Attention and mixer.causal and mixer.recurrence == "softmax_attention"
 
 
 def _cache(layer: Any) -> Any:

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         RecurrentAttentionNetwork as RecurrentAttentionNetwork,
     )
     from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet as RecurrentDeltaNet
+    from linrec.mixers.recurrent_positions import RecurrentPositions as RecurrentPositions
     from linrec.mixers.reformer import Reformer as Reformer
     from linrec.mixers.relit import ReLiT as ReLiT
     from linrec.mixers.retnet import RetNet as RetNet
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from linrec.mixers.scornn import ScoRNN as ScoRNN
     from linrec.mixers.sgconv import SGConv as SGConv
     from linrec.mixers.slstm import SLSTM as SLSTM
+    from linrec.mixers.spacetime import SpaceTime as SpaceTime
     from linrec.mixers.sru import SRU as SRU
     from linrec.mixers.srwm import SRWM as SRWM
     from linrec.mixers.strongly_typed_rnn import StronglyTypedRNN as StronglyTypedRNN

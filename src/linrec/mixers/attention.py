@@ -1,35 +1,38 @@
-"""Causal softmax attention (Vaswani and others, 2017) with rotary positions (Su and others, 2021) or ALiBi.
+"""Causal softmax attention (Vaswani and others, 2017), rotary positions (Su and others, 2021), ALiBi or xPos.
 
     q_n = x_n W^Q      k_n = x_n W^K      v_n = x_n W^V
     q'_n = R_n q_n     k'_n = R_n k_n                       RoFormer (14, 15)
     head = softmax(M_-inf(Q' K'^T / sqrt(d_head))) V        Transformer (1)
     head_h = softmax(M_-inf(Q K^T / sqrt(d_head)) - s_h (n - m)) V      ALiBi (Press and others, 2022)
+    s_nm = q_n . (D^(n - m) R_(n - m) k_m)                  scores of xPos (Sun and others, 2022)
     o = [head_1, .., head_h] W^O
 
 x input, q query, k key, v value of a head, R_n the turn of pairs of channels by n theta_i, theta_i =
 base^(-2i/d_head), M_-inf the causal mask, s_h = 2^(-8 h / H) slope of head h of H, n - m the distance of a
-query and a key, o output, n time. Recurrent mixers are compared with this mixer.
+query and a key, D = diag(zeta^(1/512)) with a zeta < 1 for each pair, o output, n time. Recurrent mixers are
+compared with this mixer.
 """
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.decays import alibi_slopes
+from linrec.nn.decays import alibi_slopes, xpos_decays
 from linrec.nn.evicting_cache import EvictingCache, Eviction
-from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
+from linrec.nn.head_sizes import heads_of, kv_groups, most_heads, repeat_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.positions import AttentionState
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
-from linrec.ops.attention import check_options, softmax_attention
+from linrec.ops.attention import check_options, gate_loop_attention, softmax_attention
 from linrec.rules import at_least, choice, require
 
 __all__ = ["Attention", "AttentionState"]
 
-Positions = Literal["rotary", "alibi", "none"]
+Positions = Literal["rotary", "alibi", "xpos", "none"]
 QKNorm = Literal["head", "all", "none"]
 
 # of the Transformer, table 3: d_k = d_v = 64
@@ -60,6 +63,11 @@ class Attention(Mixer):
     the papers apply them to trained models. In their released code a prompt attends to all of itself, and the
     cache is cut once, behind it. Here a prompt gives what its steps give one at a time.
 
+    With xPos, scores turn as with rotary positions, and the products of fast pairs fall with the distance:
+    zeta_j = (2j / d_head + 0.4) / 1.4 for j = 0 .. d_head / 2 - 1. The paper multiplies queries by zeta^n and
+    keys by zeta^-m, whose exponents need a limit on the length. Here the scores are of `gate_loop_attention`,
+    which forms differences of exponents, at any length; scores of all pairs are then in memory.
+
     A reset does not restart positions: only their differences matter, and no step sees beyond a reset.
 
     Args:
@@ -70,7 +78,8 @@ class Attention(Mixer):
         kv_heads: heads of keys and values, each shared by `n_heads` / `kv_heads` neighbouring queries. None
             is `n_heads`.
         positions: "rotary"; "alibi", biases of scores that fall with the distance, whose slopes s_h are
-            `linrec.nn.decays.alibi_slopes`; or "none", with which order enters by the causal mask alone.
+            `linrec.nn.decays.alibi_slopes`; "xpos", causal, over all steps and without dropout; or "none",
+            with which order enters by the causal mask alone.
         rotary_base: base of the frequencies.
         rotary_fraction: share of the channels of a head that turn, which are the first channels; the others
             do not depend on the position.
@@ -93,13 +102,15 @@ class Attention(Mixer):
 
     Raises:
         ValueError: `n_heads` that does not divide `d_model`, `kv_heads` that does not divide `n_heads`, an
-            odd number of channels to turn, an unknown name in `positions`, or a number out of range; or a
-            `cache_size` beside a `window` or without `causal`.
+            odd number of channels to turn, an unknown name in `positions`, or a number out of range; a
+            `cache_size` beside a `window` or without `causal`; or "xpos" beside one of these arguments,
+            `dropout` or a `rotary_fraction`.
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2; Su and others, RoFormer: Enhanced
         Transformer with Rotary Position Embedding (2021), section 3.2; Press, Smith and Lewis, Train Short,
-        Test Long: Attention with Linear Biases Enables Input Length Extrapolation (2022), section 3. With
+        Test Long: Attention with Linear Biases Enables Input Length Extrapolation (2022), section 3; Sun and
+        others, A Length-Extrapolatable Transformer (2022), algorithm 1. With
         `causal=False`, which ALiBi's paper does not have, the distance is |n - m|. Dropout of shares and
         windows are not theirs. Shared keys and values: Shazeer, Fast Transformer Decoding (2019); Ainslie and
         others, GQA (2023). Norms of q and k: Dehghani and others, Scaling Vision Transformers to 22 Billion
@@ -154,6 +165,12 @@ class Attention(Mixer):
             f"window={window}, causal={causal} and positions={positions!r}. Leave out one of them.",
         )
         require(
+            positions != "xpos" or (window is None and causal and not dropout and rotary_fraction == 1),
+            '`positions="xpos"` needs `causal`, no `window`, no `dropout` and a `rotary_fraction` of 1; got '
+            f"causal={causal}, window={window}, dropout={dropout} and {rotary_fraction}. "
+            "Leave out one of them.",
+        )
+        require(
             cache_size is not None or (eviction == "window" and not sinks),
             "`eviction` and `sinks` are of a bounded cache; got `cache_size=None`. Pass a number of steps.",
         )
@@ -167,9 +184,11 @@ class Attention(Mixer):
         self.k = nn.Linear(d_model, kv_width, bias=bias)
         self.v = nn.Linear(d_model, kv_width, bias=bias)
         self.rotary: Rotary | None = None
-        if positions == "rotary":
+        if positions in ("rotary", "xpos"):
             self.rotary = Rotary(self.d_head, base=rotary_base, fraction=rotary_fraction)
-        self.alibi = positions == "alibi"
+        self.alibi, self.xpos = positions == "alibi", positions == "xpos"
+        if self.xpos:
+            self.recurrence = "gate_loop_attention"
         self.qk_norm = qk_norm
         norm: Norm = "none" if qk_norm == "none" else "rms"
         normed = (self.d_head, self.d_head) if qk_norm == "head" else (width, kv_width)
@@ -188,18 +207,24 @@ class Attention(Mixer):
         v = v.unflatten(-1, (self.kv_heads, self.d_head))
         if self.rotary is not None:
             q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
-        slopes = alibi_slopes(self.n_heads, dtype=self.state_dtype, device=x.device) if self.alibi else None
-        heads, cache = softmax_attention(
-            q,
-            k,
-            v,
-            state=cache,
-            reset=reset,
-            window=self.window,
-            causal=self.causal,
-            dropout=self.dropout if self.training else 0.0,
-            slopes=slopes,
-        )
+        factory: dict[str, Any] = {"dtype": self.state_dtype, "device": x.device}
+        if self.xpos:
+            decay = xpos_decays(self.d_head, **factory).expand(self.n_heads, -1)
+            k, v = repeat_heads(k, self.n_heads), repeat_heads(v, self.n_heads)
+            scale = 1 / math.sqrt(self.d_head)
+            heads, cache = gate_loop_attention(q, k, v, decay, state=cache, reset=reset, scale=scale)
+        else:
+            heads, cache = softmax_attention(
+                q,
+                k,
+                v,
+                state=cache,
+                reset=reset,
+                window=self.window,
+                causal=self.causal,
+                dropout=self.dropout if self.training else 0.0,
+                slopes=alibi_slopes(self.n_heads, **factory) if self.alibi else None,
+            )
         o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:
             return o, None
@@ -228,6 +253,10 @@ class Attention(Mixer):
         if not self.causal:
             return None
         sizes = self.kv_heads, self.d_head, self.d_head
+        if self.xpos:
+            of_queries = batch, self.n_heads, self.d_head, self.d_head
+            cache = gate_loop_attention.empty_state(*of_queries, **self.factory_kwargs(device))
+            return AttentionState.first(cache._replace(log_decay=torch.zeros_like(cache.k)))
         if self.bounded is not None:
             return self.bounded.empty(batch, *sizes, **output_kwargs(self.k, device))
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
@@ -253,7 +282,10 @@ class Attention(Mixer):
     def state_size(self) -> int:
         """Elements per cached step: keys, values and, with `cache_size`, the numbers that a policy reads.
 
-        There are at most `window` - 1 steps, or `cache_size`.
+        There are at most `window` - 1 steps, or `cache_size`. With xPos, each head of queries has keys, and
+        the sums of their decays.
         """
+        if self.xpos:
+            return 3 * self.n_heads * self.d_head + 1
         of_policy = 0 if self.bounded is None else self.bounded.per_step(self.kv_heads)
         return 2 * self.kv_heads * self.d_head + of_policy if self.causal else 0

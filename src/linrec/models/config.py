@@ -142,6 +142,10 @@ class StackConfig:
         name = self.mixer[layer % len(self.mixer)]
         return name, self.mixer_args.get(name, {})
 
+    def width_of(self, layer: int) -> int:
+        """Return the width of block `layer`, counted from 0."""
+        return self.d_model
+
     @property
     def channel_mixing_pattern(self) -> tuple[ChannelMixing, ...]:
         """Names of the channel mixings that repeat over depth."""
@@ -272,12 +276,17 @@ class ModelConfig(StackConfig):
         head_bias: whether the head has a bias; None means only if `tie_embeddings` is false.
         logit_cap: None, or a cap > 0: the logits are cap tanh(logits / cap).
         memory: a memory across the stack; see `MemoryConfig`, whose fields may also come as a dict.
+        pool: SaShiMi's pooled stack: steps that one step of each lower rate stands for, as in (4, 4) for
+            tiers at full rate, a fourth and a sixteenth of it. () is one tier. The blocks are divided equally
+            among the tiers, and the first blocks are those of the lowest rate.
+        pool_expansion: factor on the width, also of the channel mixing, from a tier to the next lower rate.
 
     The other arguments are keyword arguments of `StackConfig`.
 
     Raises:
-        ValueError: a value that `StackConfig` or `MemoryConfig` refuses, a number out of range, or
-            `tie_embeddings` with `n_outputs` different from `vocab_size`.
+        ValueError: a value that `StackConfig` or `MemoryConfig` refuses, a number out of range,
+            `tie_embeddings` with `n_outputs` different from `vocab_size`, or a `pool` with a memory, or with
+            blocks that its tiers do not divide.
         TypeError: a pattern contains an entry that is not a string.
 
     Example:
@@ -293,6 +302,8 @@ class ModelConfig(StackConfig):
     head_bias: bool | None = None
     logit_cap: float | None = None
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    pool: tuple[int, ...] = ()
+    pool_expansion: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -314,6 +325,27 @@ class ModelConfig(StackConfig):
                 f"`tie_embeddings` needs as many outputs as tokens: `vocab_size` = {self.vocab_size}; "
                 f"got `n_outputs` = {self.n_outputs}. Untie them or leave `n_outputs` at None."
             )
+        # JSON stores tuples as lists
+        object.__setattr__(self, "pool", tuple(self.pool))
+        for size in self.pool:
+            at_least(2, most=WIDEST, pool=size)
+        at_least(1, most=WIDEST, pool_expansion=self.pool_expansion)
+        tiers = len(self.pool) + 1
+        require(
+            self.n_layers % tiers == 0,
+            f"`n_layers` must be a multiple of {tiers}, the tiers of `pool` = {self.pool}; got "
+            f"{self.n_layers}. Each tier has as many blocks.",
+        )
+        require(
+            not self.pool or self.memory.kind == "none",
+            f"`pool` must be () with `memory.kind` = {self.memory.kind!r}, which has its own segments; got "
+            f"{self.pool}. Leave out one of them.",
+        )
+
+    def width_of(self, layer: int) -> int:
+        """Return the width of block `layer`, counted from 0."""
+        tier = len(self.pool) - layer * (len(self.pool) + 1) // self.n_layers
+        return self.d_model * self.pool_expansion**tier
 
 
 def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:

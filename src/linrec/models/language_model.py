@@ -1,6 +1,7 @@
 """The sequence model over tokens: embedding, blocks, head."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +13,7 @@ from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.models.memories import make_memory, make_reading
+from linrec.models.pooling import PooledState, Pooling
 from linrec.models.ragged import RaggedState, run_masked
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
@@ -35,7 +37,8 @@ class LanguageModel(RestoredModule):
     not, unless `config.head_bias` overrides it.
 
     With `config.memory`, the blocks and the norm run segment by segment, with a memory between the segments;
-    see `MemoryConfig`. The state is then a `SegmentState`.
+    see `MemoryConfig`. The state is then a `SegmentState`. With `config.pool`, the blocks run at several
+    rates, and the state is a `PooledState`.
 
     Args:
         config: the model's configuration; see `ModelConfig`. `config.mixer` names the time mixer of every
@@ -85,6 +88,7 @@ class LanguageModel(RestoredModule):
             nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.d_model))
             self.head.weight = self.embedding.weight
         self.memory = self._make_memory()
+        self.pooling = Pooling(config) if config.pool else None
 
     def forward(
         self,
@@ -187,6 +191,14 @@ class LanguageModel(RestoredModule):
         every_layer: bool,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Run rows of which all steps count, as `transformed`."""
+        if self.pooling is not None:
+            require(
+                dt is None and not every_layer,
+                "`dt` and hidden states of every layer need `pool` = (), where blocks see every step; got "
+                f"{self.config.pool}. Use a model without pools.",
+            )
+            x, pooled = self._pooled(self.pooling, x, cast(PooledState | None, state), reset, keep_state)
+            return x, pooled if keep_state else (None,) * len(self.blocks)
         if self.memory is None:
             return self._stack(x, state, reset, dt=dt, keep_state=keep_state, every_layer=every_layer)
         require(
@@ -223,17 +235,48 @@ class LanguageModel(RestoredModule):
                 f"`state` must have one entry per layer, {len(self.blocks)}; got {len(state)}. "
                 "Pass the state that this model returned."
             )
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
-        x = self.dropout(self.embedding_norm(x))
-        states, again, inputs = [], self.recompute and torch.is_grad_enabled(), []
+        x, states, inputs = self._prepared(x), [], []
         for block, block_state in zip(self.blocks, state, strict=True):
             inputs.append(x)
-            run = checkpointed(block) if again else block
+            run = self._run_of(block)
             x, block_state = run(x, block_state, reset=reset, dt=dt, keep_state=keep_state, memory=memory)
             states.append(block_state)
         y = self.norm(x)
         return torch.cat([*inputs, y], -1) if every_layer else y, tuple(states)
+
+    def _pooled(
+        self, pooling: Pooling, x: Tensor, state: PooledState | None, reset: Tensor | None, keep_state: bool
+    ) -> tuple[Tensor, PooledState]:
+        """Run the blocks at their rates, and the norm."""
+        if state is not None and not isinstance(state, PooledState):
+            raise ValueError(
+                f"`state` must be a PooledState or None; got {type(state).__name__}. Pass the state that "
+                "this model returned."
+            )
+
+        def run(
+            layers: range, x: Tensor, states: tuple[State, ...], reset: Tensor | None
+        ) -> tuple[Tensor, tuple[State, ...]]:
+            last = []
+            for layer, block_state in zip(layers, states, strict=True):
+                block = self._run_of(self.blocks[layer])
+                x, block_state = block(x, block_state, reset=reset, keep_state=keep_state)
+                last.append(block_state)
+            return x, tuple(last)
+
+        y, after = pooling(self._prepared(x), state, reset, run)
+        return self.norm(y), after
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        """Return the input of the first block from embeddings."""
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
+        y: Tensor = self.dropout(self.embedding_norm(x))
+        return y
+
+    def _run_of(self, block: nn.Module) -> Callable[..., tuple[Tensor, State]]:
+        """Return the block, or the block that runs again in the backward pass."""
+        return checkpointed(block) if self.recompute and torch.is_grad_enabled() else block
 
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, position: int = 0
@@ -246,6 +289,8 @@ class LanguageModel(RestoredModule):
             position: step of the stream at which the sequences start. It matters for mixers and memories with
                 segments.
         """
+        if self.pooling is not None:
+            return self.pooling.first_state(batch, position, device=device, blocks=self._blocks)
         if self.memory is None:
             return self._first_states(batch, position, device=device)
         return self.memory.first_state(batch, position, stack=self._as_stack(device))
@@ -282,13 +327,14 @@ class LanguageModel(RestoredModule):
     @property
     def has_segments(self) -> bool:
         """Whether segments begin at multiples of a number of steps, so that they depend on the first step."""
-        return self.memory is not None or any(mixer.segment_length is not None for mixer in self.mixers)
+        across = self.memory is not None or self.pooling is not None
+        return across or any(mixer.segment_length is not None for mixer in self.mixers)
 
     @property
     def state_size(self) -> int:
-        """Number of elements of the state per sequence, over all layers and the memory across them."""
-        memory = 0 if self.memory is None else self.memory.state_size
-        return memory + sum(block.state_size for block in self._blocks)
+        """Number of elements of the state per sequence, over layers and a memory or pools across them."""
+        across = sum(part.state_size for part in (self.memory, self.pooling) if part is not None)
+        return across + sum(block.state_size for block in self._blocks)
 
     @property
     def mixers(self) -> list[Mixer]:

@@ -228,6 +228,20 @@ def _deit(d_model: int) -> ImageClassifierConfig:
     )
 
 
+def _sashimi() -> ModelConfig:
+    return ModelConfig(
+        # samples of audio by the mu-law
+        vocab_size=256,
+        d_model=64,
+        # eight blocks in each tier
+        n_layers=24,
+        pool=(4, 4),
+        mixer="s4",
+        mixer_args={"n_ssm": 1},
+        d_channel_mixing=128,
+    )
+
+
 _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "memory-horizon": _memory_horizon,
     "wikitext103": _wikitext103,
@@ -265,6 +279,7 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "hyena-355m": partial(_hyena, 1024, 36, 2048),
     "hyena-1.3b": partial(_hyena, 2048, 36, 4096),
     "s5-hyena": _s5_hyena,
+    "sashimi": _sashimi,
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
     "deit-tiny": partial(_deit, 192),
@@ -329,6 +344,10 @@ def preset(name: str) -> ModelConfig:
       parameters.
     - "s5-hyena": the released WikiText-103 model that replaces Hyena's filters by S5. 12 layers of width 768,
       units of 3,072, the 50,257 tokens of GPT-2's BPE; 128.5M parameters.
+    - "sashimi": SaShiMi's model of spoken digits (SC09), as raw audio. Eight blocks of width 64, of width 128
+      at a fourth of the rate and of 256 at a sixteenth, 256 values of a sample; 4.1M parameters. S4 has one A
+      and B for each layer, and a linear map at the end. Later releases have a gated unit there,
+      `mixer_args={"n_ssm": 1, "output": "glu"}`.
 
     GateLoop's paper gives 125M parameters for "wikitext103" and does not break the count down. Equations 24
     and 25 with the "simple FNN" of appendix C, all with biases, give 114.3M. An output projection in the

@@ -28,7 +28,7 @@ def build_mixer(config: StackConfig, layer: int) -> Mixer:
         'LRU'
     """
     name, arguments = config.mixer_of(layer)
-    return build(get(name), config.d_model, **arguments)
+    return build(get(name), config.width_of(layer), **arguments)
 
 
 def make_blocks(
@@ -39,13 +39,13 @@ def make_blocks(
 ) -> nn.ModuleList:
     """Return the blocks of x = block_L(... block_1(x)), first layer first, with shared parameters tied.
 
-    In a stack of several kinds of mixers, each kind shares parameters among its own mixers; HGRU shares its
-    lower bounds. `Mixer.place` counts the blocks of all kinds; mLSTM and sLSTM use it for initial values.
+    In a stack of several kinds or widths of mixers, each shares parameters among its own mixers; HGRU shares
+    its lower bounds. `Mixer.place` counts the blocks of all kinds; mLSTM and sLSTM use it for initial values.
 
     Args:
         config: depth, mixers, channel mixing, norms and dropout of the stack.
-        make_mixer: returns the time mixer of a block, given its index from 0, of width `config.d_model`; it
-            is called once per block. None means `build_mixer`.
+        make_mixer: returns the time mixer of a block, given its index from 0, of its block's width; it is
+            called once per block. None means `build_mixer`.
         make_reading: returns `reading` and `reading_channels` of a block, given its index from 0.
 
     Returns:
@@ -67,8 +67,8 @@ def make_blocks(
             build_mixer(config, layer) if make_mixer is None else make_mixer(layer),
             make_channel_mixing(
                 config.channel_mixing_of(layer),
-                config.d_model,
-                config.d_channel_mixing,
+                config.width_of(layer),
+                config.d_channel_mixing * config.width_of(layer) // config.d_model,
                 bias=config.channel_mixing_bias,
             ),
             norm=config.norm,
@@ -81,9 +81,9 @@ def make_blocks(
         )
         blocks.append(block)
     # parameters of the whole stack rather than a layer, such as HGRU's lower bounds
-    names = [config.mixer_of(layer)[0] for layer in range(config.n_layers)]
-    for name in dict.fromkeys(names):
-        _share([block.mixer for block, of in zip(blocks, names, strict=True) if of == name])
+    kinds = [(config.mixer_of(layer)[0], config.width_of(layer)) for layer in range(config.n_layers)]
+    for kind in dict.fromkeys(kinds):
+        _share([block.mixer for block, of in zip(blocks, kinds, strict=True) if of == kind])
     _share([block.channel_mixing for block in blocks if isinstance(block.channel_mixing, Mixer)])
     for layer, block in enumerate(blocks):
         block.mixer.place(layer, len(blocks))

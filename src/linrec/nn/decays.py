@@ -22,6 +22,7 @@ __all__ = [
     "share_lower_bounds",
     "softplus",
     "step_bias",
+    "xpos_decays",
 ]
 
 LowerBoundKind = Literal["increasing", "decreasing", "random"]
@@ -55,6 +56,18 @@ def alibi_slopes(
     head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
     exponent = torch.where(head < power, 8 * (head + 1), 8 * (head - power) + 4)
     return 2.0 ** (-exponent / power)
+
+
+def xpos_decays(
+    d_head: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "d_head"]:
+    """log(zeta_j) / 512, zeta_j = (2j / d_head + 0.4) / 1.4, for both channels of pair j, counted from 0.
+
+    Source:
+        Sun and others, A Length-Extrapolatable Transformer (2022), algorithm 1, and the scale of its code.
+    """
+    pair = torch.arange(0, d_head, 2, dtype=dtype or torch.get_default_dtype(), device=device)
+    return (((pair / d_head + 0.4) / 1.4).log() / 512).repeat_interleave(2)
 
 
 def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
