@@ -76,6 +76,7 @@ TASKS: Mapping[str, str] = {
     "flip_flop": "lookup:FlipFlop",
     "fuzzy_recall": "recall:FuzzyRecall",
     "har2": "signals:Har2",
+    "image_generation": "pixels:ImageGeneration",
     "imdb": "texts:IMDb",
     "in_context_recall": "recall:InContextRecall",
     "induction_heads": "recall:InductionHeads",
