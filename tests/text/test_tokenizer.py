@@ -9,6 +9,7 @@ from linrec.text import (
     CharacterTokenizer,
     DataError,
     StreamDecoder,
+    WordTokenizer,
     load_tokenizer,
     read_tokenizer,
 )
@@ -65,7 +66,36 @@ def test_text_that_is_no_unicode_is_refused():
         CharacterTokenizer("a").encode("a\udcff")
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, CharacterTokenizer.of([TEXT])], ids=["bytes", "characters"])
+def test_words_are_numbered_by_their_frequency_and_lines_end_with_a_token():
+    tokenizer = WordTokenizer.of([" the cat saw <unk> dogs \n the cat", " ran \n the end \n"])
+    assert tokenizer.words == ("<eos>", "the", "cat", "<unk>", "dogs", "end", "ran", "saw")
+    ids = tokenizer.encode(" the horse ran \n \n cat ")
+    assert ids.tolist() == [1, 3, 6, 0, 0, 2]
+    assert tokenizer.decode(ids) == "the <unk> ran\n\ncat"
+    # both are in every vocabulary
+    assert WordTokenizer.of(["a"]).encode("b\n").tolist() == [2, 1]
+    stream = StreamDecoder(tokenizer)
+    assert [stream.feed(token) for token in ids] == ["the", " <unk>", " ran", "\n", "\n", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["<eos>", "<unk>", "a", "a"], "`words` must be distinct"),
+        (["<eos>", "<unk>", "a b"], "without white space"),
+        (["<eos>", "a"], "`words` must have <eos> and <unk>"),
+    ],
+)
+def test_words_that_make_no_vocabulary_are_refused(words, message):
+    with pytest.raises(DataError, match=message):
+        WordTokenizer(words)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [BYTES, CharacterTokenizer.of([TEXT]), WordTokenizer.of([TEXT])],
+    ids=["bytes", "characters", "words"],
+)
 def test_saved_and_read_again_it_is_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     for again in (
@@ -133,6 +163,7 @@ def test_a_stream_of_several_tokens_that_mean_something_together():
     ("name", "message"),
     [
         ("characters", "is made from the characters of a training text"),
+        ("words", "is made from the words of a training text"),
         ("/nowhere/tokenizer.json", "no tokenizer /nowhere/tokenizer.json: no such file or folder"),
         ("./nowhere", "no tokenizer ./nowhere: no such file or folder"),
     ],

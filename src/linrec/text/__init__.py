@@ -3,7 +3,13 @@
 from linrec.errors import DataError
 from linrec.text.hugging_face import HuggingFaceTokenizer
 from linrec.text.load import load_tokenizer, read_tokenizer
-from linrec.text.tokenizer import ByteTokenizer, CharacterTokenizer, StreamDecoder, Tokenizer
+from linrec.text.tokenizer import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    StreamDecoder,
+    Tokenizer,
+    WordTokenizer,
+)
 
 __all__ = [
     "ByteTokenizer",
@@ -12,6 +18,7 @@ __all__ = [
     "HuggingFaceTokenizer",
     "StreamDecoder",
     "Tokenizer",
+    "WordTokenizer",
     "load_tokenizer",
     "read_tokenizer",
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from linrec.errors import DataError
 from linrec.files import inside, parse_json, reason
 from linrec.text.hugging_face import HuggingFaceTokenizer
-from linrec.text.tokenizer import FILE, ByteTokenizer, CharacterTokenizer, Tokenizer
+from linrec.text.tokenizer import FILE, ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 
 __all__ = ["load_tokenizer", "read_tokenizer"]
 
@@ -31,10 +31,10 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
     name = os.fspath(name_or_path)
     if name == ByteTokenizer.name:
         return ByteTokenizer()
-    if name == CharacterTokenizer.name:
+    if name in (CharacterTokenizer.name, WordTokenizer.name):
         raise DataError(
-            "the tokenizer 'characters' is made from the characters of a training text. Train with it, and "
-            "pass the run folder to use the same tokenizer again."
+            f"the tokenizer {name!r} is made from the {name} of a training text. Train with it, and pass the "
+            "run folder to use the same tokenizer again."
         )
     path = Path(name).expanduser()
     if path.is_dir() and (path / FILE).is_file():
@@ -88,4 +88,9 @@ def _read(path: Path) -> Tokenizer:
         if not isinstance(stored.get("characters"), str):
             raise DataError(f"{path} is not a readable tokenizer: `characters` must be a text.")
         return CharacterTokenizer(stored["characters"])
+    if kind == WordTokenizer.kind:
+        words = stored.get("words")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise DataError(f"{path} is not a readable tokenizer: `words` must be a list of texts.")
+        return WordTokenizer(words)
     return HuggingFaceTokenizer.from_file(path)

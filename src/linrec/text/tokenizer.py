@@ -1,8 +1,9 @@
-"""The base class of tokenizers, and two tokenizers that need no other package: bytes and characters."""
+"""The base class of tokenizers, and three tokenizers that need no other package: bytes, characters, words."""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from linrec.errors import DataError
 from linrec.files import write_json
 
-__all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer"]
+__all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer", "WordTokenizer"]
 
 FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"
@@ -27,7 +28,7 @@ class Tokenizer(ABC):
         decode(encode(text)) = text
 
     Attributes:
-        name: name that users type: "bytes", "characters", "gpt2", or a path.
+        name: name that users type: "bytes", "characters", "words", "gpt2", or a path.
         vocab_size: size of the vocabulary; token ids are in 0 .. vocab_size - 1.
         end_of_document: the end-of-document token, which decodes to no text; None if the tokenizer has no
             end-of-document token.
@@ -176,6 +177,69 @@ class CharacterTokenizer(Tokenizer):
 
     def _definition(self) -> dict[str, object]:
         return {"kind": self.kind, "characters": self.characters}
+
+
+class WordTokenizer(Tokenizer):
+    """A tokenizer of words, which white space separates; the end of a line is the token `<eos>`.
+
+        decode(encode(text)) = text with single spaces, and with `<unk>` for unknown words
+
+    Args:
+        words: the words, distinct and without white space, `<eos>` and `<unk>` among them.
+
+    Raises:
+        DataError: `words` has a word twice, a word with white space, or neither `<eos>` nor `<unk>`.
+
+    Source: the word-level Penn Treebank of Mikolov and others (2010), "Recurrent neural network based
+    language model": 10,000 words, with `<unk>` in the text, and a token for the end of each line.
+
+    Example:
+        >>> tokenizer = WordTokenizer.of(["the cat and the dog\\n"])
+        >>> tokenizer.words, tokenizer.encode("the bird\\n").tolist(), tokenizer.decode([1, 3, 0])
+        (('the', '<eos>', 'and', 'cat', 'dog', '<unk>'), [0, 5, 1], '\\ncat the')
+    """
+
+    name = "words"
+    end_of_document = None
+    kind: ClassVar[str] = "words"
+    end_of_line: ClassVar[str] = "<eos>"
+    unknown: ClassVar[str] = "<unk>"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self.vocab_size = len(self.words)
+        self._ids = {word: number for number, word in enumerate(self.words)}
+        if len(self._ids) < self.vocab_size or any(word.split() != [word] for word in self.words):
+            raise DataError(
+                "`words` must be distinct and without white space, as WordTokenizer.of makes them."
+            )
+        if not {self.end_of_line, self.unknown} <= {*self.words}:
+            raise DataError(f"`words` must have {self.end_of_line} and {self.unknown}; add them.")
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "WordTokenizer":
+        """Create a tokenizer from texts that do not end within a word; the most frequent words come first."""
+        counts = Counter({cls.end_of_line: 0, cls.unknown: 0})
+        for text in texts:
+            counts.update(cls._split(text))
+        return cls(sorted(counts, key=lambda word: (-counts[word], word)))
+
+    def encode(self, text: str) -> NDArray[np.unsignedinteger]:
+        """Return the token ids of the words, uint32; an unknown word is `<unk>`."""
+        unknown = self._ids[self.unknown]
+        return np.array([self._ids.get(word, unknown) for word in self._split(text)], dtype=np.uint32)
+
+    @classmethod
+    def _split(cls, text: str) -> list[str]:
+        return text.replace("\n", f" {cls.end_of_line} ").split()
+
+    def _decode(self, ids: list[int]) -> str:
+        words = (self.words[token] for token in ids)
+        text = " ".join("\n" if word == self.end_of_line else word for word in words)
+        return text.replace(" \n", "\n").replace("\n ", "\n")
+
+    def _definition(self) -> dict[str, object]:
+        return {"kind": self.kind, "words": list(self.words)}
 
 
 class StreamDecoder:

@@ -49,3 +49,12 @@ def pack_empty(path, *names):
 def folder(tmp_path):
     write(tmp_path / "cifar-10-batches-bin")
     return tmp_path / "cifar-10-batches-bin"
+
+
+def write_cifar100(folder):
+    """The files of CIFAR-100: a coarse and a fine label before each image."""
+    folder.mkdir()
+    for name, (images, labels) in (("train.bin", TRAIN), ("test.bin", TEST)):
+        lines = zip(images, labels, strict=True)
+        (folder / name).write_bytes(b"".join(bytes([n, 90 + n]) + image.tobytes() for image, n in lines))
+    return folder

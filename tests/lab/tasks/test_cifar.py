@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -7,11 +8,12 @@ from PIL import Image
 
 from linrec.lab.tasks import ScoredTask, Source, Task
 from linrec.lab.tasks.cifar import NoisePaddedCIFAR, SequentialCIFAR
+from linrec.lab.tasks.pixels import ImageGeneration
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
 from linrec.text import DataError
-from tests.lab.tasks.cifar import NAMES, TEST, TRAIN, folder, pack, pack_empty, rows
+from tests.lab.tasks.cifar import NAMES, TEST, TRAIN, folder, pack, pack_empty, rows, write_cifar100
 
 __all__ = ["folder"]
 # of every kind a damaged one, and what is said of it
@@ -141,11 +143,17 @@ def archived(change):
             lambda folder: folder / "gone",
             f"gone.* does not exist. .* binary version of CIFAR-10. {WHERE}",
         ),
-        (lambda folder: (folder / NAMES[2]).unlink() or folder, f"has no data_batch_3.bin, .*six.* {WHERE}"),
+        (
+            lambda folder: (folder / NAMES[2]).unlink() or folder,
+            f"has no data_batch_3.bin, .* 6 files of CIFAR-10. {WHERE}",
+        ),
         (lambda folder: pack_empty(folder / "x.tar.gz", "other"), f"has no data_batch_1.bin, .* {WHERE}"),
         (replaced(NAMES[1], lambda b: b[:-1]), "data_batch_2.bin of .* rows of 3073 bytes.*; it has 12291"),
         (replaced(NAMES[5], lambda b: b""), "test_batch.bin of .* rows of 3073 bytes.*; it has 0 bytes"),
-        (replaced(NAMES[5], lambda b: rows(TEST[0], TEST[1] + 10)), "must be 0 to 9; got 1.*or of CIFAR-100"),
+        (
+            replaced(NAMES[5], lambda b: rows(TEST[0], TEST[1] + 10)),
+            "must be 0 to 9; got 1.*of another data set",
+        ),
         (archived(lambda b: b[: len(b) // 2]), "is not a tar archive, or it is truncated or damaged"),
         (archived(lambda b: b[:-4]), "is not a tar archive, or it is truncated or damaged"),
         # the sum of its content, before its length
@@ -271,3 +279,37 @@ def test_what_is_refused():
         NoisePaddedCIFAR(noise="fixd")
     with pytest.raises(DataError, match=r"got None. It must be the binary version of CIFAR-10.*--data.path"):
         NoisePaddedCIFAR().prepared()
+
+
+def test_cifar_100_has_fine_and_coarse_labels(folder, tmp_path):
+    path = write_cifar100(tmp_path / "cifar-100-binary")
+    archive = pack(tmp_path / "cifar-100-binary.tar.gz", path, "cifar-100-binary")
+    pixels = SequentialCIFAR(path=folder, n_validation=7).split("test").pixels
+    for n_classes, first in ((100, 90), (20, 0)):
+        for place in (path, tmp_path, archive):
+            task = SequentialCIFAR(path=place, n_validation=7, n_classes=n_classes)
+            assert torch.equal(task.split("test").pixels, pixels)
+            assert (task.split("test").labels - first).tolist() == TEST[1].tolist()
+            assert (task.n_outputs, task.chance) == (n_classes, 1 / n_classes)
+    with pytest.raises(
+        DataError, match=r"no train.bin, which is one of the 2 files of CIFAR-100. .*cifar-100-b"
+    ):
+        SequentialCIFAR(path=folder, n_classes=100).prepared()
+    with pytest.raises(DataError, match=r"has no data_batch_1.bin, .*CIFAR-10"):
+        SequentialCIFAR(path=path).prepared()
+    pickles = pack_empty(tmp_path / "python.tar.gz", "cifar-100-python/train")
+    with pytest.raises(DataError, match="has the Python version of CIFAR-100"):
+        SequentialCIFAR(path=pickles, n_classes=100).prepared()
+    generated = ImageGeneration(path=path, images="cifar100", n_validation=7).split("test")
+    assert torch.equal(generated.pixels, pixels.flatten(1))
+    with pytest.raises(ValueError, match="`n_classes` must be 10, 20 or 100; got 50"):
+        SequentialCIFAR(n_classes=50)
+
+
+def test_generation_asks_for_red_green_and_blue_of_each_pixel(folder):
+    recipe = get_recipe("cifar-generation")
+    task = dataclasses.replace(recipe.task, path=folder, n_validation=7)
+    assert isinstance(task, Task) and (recipe.model.vocab_size, recipe.model.n_outputs) == (257, 257)
+    for name, images in {"train": TRAIN[0][:-7], "validation": TRAIN[0][-7:], "test": TEST[0]}.items():
+        batch = everything(task.split(name))
+        assert batch.targets.tolist() == images.transpose(0, 2, 3, 1).reshape(-1, 3072).tolist()

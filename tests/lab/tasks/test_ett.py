@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Source, Task, judged_by
-from linrec.lab.tasks.ett import Ett
+from linrec.lab.tasks.ett import Ett, Forecast
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
@@ -222,3 +222,45 @@ def test_the_recipe_trains_and_survives_json(path, tmp_path):
     result = fit(TrainConfig("tiny", task, model, loop=loop), tmp_path / "run")
     assert result.test["mse"] == pytest.approx(result.test["loss"], rel=1e-5)
     assert 0 < result.test["mae"] < 2 * result.test["mse"] ** 0.5
+
+
+def test_a_csv_file_of_any_series_is_split_by_shares(tmp_path):
+    n = 203
+    values = np.random.default_rng(1).standard_normal((n, 3))
+    dates = [str(datetime.datetime(2012, 1, 1) + datetime.timedelta(minutes=10 * line)) for line in range(n)]
+    # weather.csv of Autoformer lacks a few lines
+    dates[50:] = [
+        str(datetime.datetime.fromisoformat(date) + datetime.timedelta(hours=1)) for date in dates[50:]
+    ]
+    path = tmp_path / "ECL.csv"
+    lines = [
+        "date,MT_001,MT_002,MT_320",
+        *(f"{d},{a},{b},{c}" for d, (a, b, c) in zip(dates, values.tolist(), strict=True)),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    # Informer's int(0.7 n), and int(0.2 n) at the end
+    starts, ends = (
+        {"train": 0, "validation": 142, "test": 163},
+        {"train": 142, "validation": 163, "test": 203},
+    )
+    for fields, columns in (({}, [2]), ({"target": "MT_002"}, [1]), ({"multivariate": True}, [0, 1, 2])):
+        task = Forecast(path=path, shown=10, horizon=4, **fields).prepared()
+        assert (task.n_series, task.n_outputs, task.n_features) == (3, len(columns), len(columns) + 1)
+        expected = values[:, columns]
+        expected = (expected - expected[:142].mean(0)) / expected[:142].std(0)
+        for name, start in starts.items():
+            first = start if name == "train" else start - 10
+            split = task.split(name)
+            assert len(split) == ends[name] - first - 13
+            last = split.rows(torch.tensor([len(split) - 1])).targets[0, 10:]
+            np.testing.assert_allclose(last, expected[ends[name] - 4 : ends[name]], rtol=1e-5, atol=1e-6)
+    assert isinstance(task, Task) and isinstance(task, ScoredTask) and task.trivial_score > 0
+    recipe = get_recipe("forecast")
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(recipe)))) == recipe
+    with pytest.raises(ValueError, match="no `target` 'MT_003'; did you mean"):
+        Forecast(path=path, target="MT_003").prepared()
+    with pytest.raises(ValueError, match=r"`n_series` must be 3, as in .*; got 321"):
+        Forecast(path=path, n_series=321).prepared()
+    path.write_text("day,a\n2012-01-01,1\n")
+    with pytest.raises(DataError, match=r"the line date,NAME,.*; it begins with day,a\. Download ECL"):
+        Forecast(path=path).prepared()

@@ -10,6 +10,7 @@ import torch
 
 from linrec.lab import tasks
 from linrec.lab.tasks import ProbedTask, ScoredTask, SequentialImages, Source, Task
+from linrec.lab.tasks.pixels import ImageGeneration
 from linrec.lab.train import ConfigError, LoopConfig, TrainConfig, fit, get_recipe, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import ModelConfig, SequenceClassifierConfig
@@ -397,3 +398,35 @@ def test_models_of_the_wrong_kind_are_refused(folder):
         tiny(folder, recompute=True)
     with pytest.raises(ConfigError, match=r"`model.pooling` must be 'mean' or 'last'.*; got 'none'"):
         TrainConfig("wrong", SequentialImages(), dataclasses.replace(classifier, pooling="none"))
+
+
+def test_generation_asks_for_each_pixel_and_shows_the_pixels_before(folder, tmp_path):
+    task: Task = ImageGeneration(path=folder, n_validation=8)
+    assert not isinstance(task, ScoredTask) and task.prepared() is task
+    for name, images in {"train": TRAIN[0][:-8], "validation": TRAIN[0][-8:], "test": TEST[0]}.items():
+        batch = everything(task.split(name))
+        assert batch.targets.tolist() == images.reshape(len(images), -1).tolist()
+        assert batch.inputs[:, 0].eq(256).all() and torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    majority = np.bincount(TRAIN[0][:-8].reshape(-1)).argmax()
+    assert task.trivial_score == pytest.approx((TEST[0] == majority).mean())
+    # the loss is in nats per pixel; bits per dimension are the loss / ln 2
+    recipe = get_recipe("mnist-generation")
+    model = dataclasses.replace(recipe.model, d_model=8, n_layers=1, d_channel_mixing=8)
+    config = TrainConfig("tiny", task, model, loop=LoopConfig(device="cpu", batch_size=5, steps=2))
+    result = fit(config, tmp_path / "run")
+    batch = everything(task.split("test"))
+    with torch.no_grad():
+        logits, _ = load_run(tmp_path / "run").model()(batch.inputs)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    assert result.test["loss"] == pytest.approx(float(loss), rel=1e-4)
+
+
+def test_generation_refuses_unknown_images_and_missing_files(folder):
+    with pytest.raises(ValueError, match="no `images` 'cifar'; did you mean 'cifar10'"):
+        ImageGeneration(images="cifar")
+    with pytest.raises(DataError, match=r"got None\. .*ossci-datasets.*cifar-10-binary"):
+        ImageGeneration().prepared()
+    with pytest.raises(DataError, match="`n_validation` must be less than the 30 training images"):
+        ImageGeneration(path=folder, n_validation=30).prepared()
+    with pytest.raises(DataError, match=r"has no data_batch_1\.bin"):
+        ImageGeneration(path=folder, images="cifar10").prepared()

@@ -1,12 +1,13 @@
 import json
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Task
-from linrec.lab.tasks.texts import IMDb
+from linrec.lab.tasks.texts import IMDb, words_of
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.models import SequenceClassifierConfig
@@ -176,3 +177,29 @@ def test_it_is_a_task_and_a_classifier_trains(folder, tmp_path):
     loop = LoopConfig(device="cpu", batch_size=4, steps=2, eval_every=2)
     result = fit(TrainConfig("tiny", task, model, loop=loop), tmp_path / "run")
     assert 0 < result.test["loss"] < 5 and len(result.test["accuracy_by_class"]) == 2
+
+
+def test_words_are_numbered_by_their_frequency_in_the_training_split(folder):
+    task = IMDb(path=folder, length=9, n_validation=9, n_words=4)
+    assert words_of("It's GREAT, isn't it?<br /><br />8/10 é".encode()) == [
+        *("it's", "great", ",", "isn't", "it", "?", "8", "/", "10", "é"),
+    ]
+    train = [
+        (text.decode(), label) for text, label in reviews_of(IMDb(path=folder, n_validation=9).split("train"))
+    ]
+    counts = Counter(word for text, _ in train for word in words_of(text.encode()))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[:4]
+    assert task.vocab_size == 5 and task.split("train").tokens.dtype == torch.int32
+    batch = task.split("test").rows(torch.arange(len(TEST)))
+    found = [
+        (row[:n].tolist(), label)
+        for row, n, label in zip(batch.inputs, batch.lengths, batch.targets.tolist(), strict=True)
+    ]
+    expected = [
+        ([ranked.index(word) + 1 if word in ranked else 0 for word in words_of(text.encode())][:9], label)
+        for text, label in TEST
+    ]
+    assert sorted(found) == sorted(expected)
+    assert {token for tokens, _ in found for token in tokens} >= {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="`n_words` must be at least 1; got 0"):
+        IMDb(n_words=0)

@@ -243,6 +243,53 @@ def test_files_of_characters_between_spaces_are_read_as_penn_treebank_is(tmp_pat
     assert recipe.length == 150 and recipe.tokenizer == "characters"
 
 
+def test_penn_treebank_by_words(tmp_path):
+    lines = {"train": ["aer banknote N", "berlitz <unk> N"], "valid": ["a N"], "test": ["berlitz", "N N"]}
+    for part, words in lines.items():
+        (tmp_path / f"ptb.{part}.txt").write_text("".join(f" {line} \n" for line in words))
+        # the same by characters, which the glob leaves out
+        (tmp_path / f"ptb.char.{part}.txt").write_text("x y z")
+    recipe = get_recipe("penn-treebank").task
+    task = dataclasses.replace(recipe, path=tmp_path / "ptb.[tv]*.txt", length=3).prepared()
+    assert task.tokenizer_object().words == ("<eos>", "N", "<unk>", "aer", "banknote", "berlitz")
+    assert task.vocab_size == 6
+    assert task.split("train").tokens().tolist() == [3, 4, 1, 0, 5, 2, 1, 0]
+    assert task.split("validation").tokens().tolist() == [2, 1, 0]
+    counts = task.split("test").counts
+    # the words and ends of lines by which perplexities are normalised
+    assert counts.tokens == counts.words + counts.lines == 5
+
+
+def test_a_file_is_cut_at_bytes_and_not_within_a_character(tmp_path):
+    content = ("a" * 9 + "é" + "b" * 8 + "😀" + "c" * 3).encode()
+    path = tmp_path / "enwik8"
+    path.write_bytes(content)
+    expected = {
+        # of 26 bytes; the cut at 20 is within the emoji, and the cut at 10 within the é
+        6: (content[:14], content[14:23], content[23:]),
+        8: (content[:11], content[11:18], content[18:]),
+    }
+    for held_out, parts in expected.items():
+        task = LanguageModeling(path=path, held_out_bytes=held_out, length=2).prepared()
+        found = [
+            bytes(task.split(name).tokens().astype(np.uint8)) for name in ("train", "validation", "test")
+        ]
+        assert found == list(parts)
+    # read in several blocks
+    path.write_bytes(bytes([*range(128)]) * 20_000)
+    task = LanguageModeling(path=path, held_out_bytes=5000).prepared()
+    tokens = np.concatenate([task.split(name).tokens() for name in ("train", "validation", "test")])
+    assert bytes(tokens.astype(np.uint8)) == path.read_bytes()
+    assert [task.split(name).counts.bytes for name in ("validation", "test")] == [5000, 5000]
+    assert get_recipe("enwik8").task.held_out_bytes == 5_000_000
+    with pytest.raises(
+        DataError, match="must have more than 2 `held_out_bytes` = 2560000 bytes; it has 2560000"
+    ):
+        LanguageModeling(path=path, held_out_bytes=1_280_000).prepared()
+    with pytest.raises(DataError, match="`held_out_bytes` needs `path` to be a single file; got"):
+        LanguageModeling(path=tmp_path, held_out_bytes=1).prepared()
+
+
 def test_a_larger_vocabulary_is_padding(file):
     task = LanguageModeling(path=file, length=8, vocab_size=320)
     assert task.prepared().vocab_size == 320 and task.prepared().chance == 1 / 320
@@ -293,6 +340,7 @@ def test_text_that_is_shorter_than_a_window(file):
     [
         ({"path": "a", "dataset": "b"}, "one of `path` and `dataset` must be given; got both: a, b"),
         ({"length": 0}, "`length` must be at least 1; got 0"),
+        ({"dataset": "a", "held_out_bytes": 5}, "and 0 for a `dataset`; got 5 and `dataset` = a"),
         (
             {"validation_share": -0.1},
             "`validation_share` and `test_share` must be at least 0, with a sum below",

@@ -5,21 +5,23 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linrec.errors import DataError
 from linrec.extras import import_extra
-from linrec.lab.corpora.shards import TOKENS, Shards, write_shards
+from linrec.lab.corpora.shards import TOKENS, Shards, pieces, write_shards
 from linrec.lab.corpora.texts import Advance, Texts, documents_of, parts_of
 from linrec.text.load import load_tokenizer
-from linrec.text.tokenizer import CharacterTokenizer, Tokenizer
+from linrec.text.tokenizer import CharacterTokenizer, Tokenizer, WordTokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["default_cache", "tokenised"]
+
+# tokenizers that are made from the training text
+MADE = {made.name: made for made in (CharacterTokenizer, WordTokenizer)}
 
 
 class ReadingDisplay:
@@ -74,7 +76,7 @@ def tokenised(
 
     Args:
         texts: source of the text.
-        tokenizer: name or path for `load_tokenizer`, or "characters" for the characters of the training text.
+        tokenizer: name or path for `load_tokenizer`; or "characters" or "words", those of the training text.
         documents: whether to keep documents apart; if not, the text of a split is a single stream.
         shares: share of the training text for every split that the source itself does not have.
         cache: folder for shards; None is `default_cache()`.
@@ -97,11 +99,12 @@ def tokenised(
         >>> shards.tokenizer.decode(shards.tokens("test")), shards.counts("train").words
         (' a rose', 6)
     """
-    loaded = None if tokenizer == CharacterTokenizer.name else load_tokenizer(tokenizer)
+    made = MADE.get(tokenizer)
+    loaded = load_tokenizer(tokenizer) if made is None else made
     depends_on = {
         "version": TOKENS,
         "texts": texts.identity(),
-        "tokenizer": tokenizer if loaded is None else loaded.fingerprint,
+        "tokenizer": loaded.fingerprint if isinstance(loaded, Tokenizer) else tokenizer,
         "documents": documents,
         "shares": shares,
     }
@@ -115,7 +118,7 @@ def tokenised(
 def _write(
     folder: Path,
     texts: Texts,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | type[CharacterTokenizer] | type[WordTokenizer],
     documents: bool,
     shares: dict[str, float],
     display: ReadingDisplay,
@@ -123,10 +126,11 @@ def _write(
     size = texts.size("train")
     with display.reading("measuring the text", size) as advance:
         parts = parts_of(texts, documents=documents, shares=shares, advance=advance)
-    if tokenizer is None:
-        with display.reading("collecting characters", size) as advance:
+    if not isinstance(tokenizer, Tokenizer):
+        with display.reading(f"collecting {tokenizer.name}", size) as advance:
             of_training = documents_of(texts, parts["train"], documents=documents, advance=advance)
-            tokenizer = CharacterTokenizer.of(chain.from_iterable(of_training))
+            # blocks may end within a word, pieces do not
+            tokenizer = tokenizer.of(piece.text for piece in pieces(of_training))
     with write_shards(folder, tokenizer) as writer:
         for split, part in parts.items():
             with display.reading(f"tokenising {split}", texts.size(part.split)) as advance:

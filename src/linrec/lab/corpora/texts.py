@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -95,6 +95,54 @@ class TextFiles:
     def identity(self) -> Any:
         """Return a JSON value that identifies the text."""
         return {split: [_identity(path) for path in paths] for split, paths in self.files.items()}
+
+
+class CutFile:
+    """A single file whose last bytes are for validation and testing, as in enwik8; implements `Texts`.
+
+        train | validation | test     cut 2 n and n bytes before the end
+
+    A cut within a character moves to its end, so that every split is UTF-8.
+
+    Args:
+        path: the file.
+        held_out: n.
+
+    Raises:
+        DataError: the path is not a file, or it has no more than 2 n bytes.
+    """
+
+    splits = ("train", "validation", "test")
+
+    def __init__(self, path: Path, held_out: int) -> None:
+        self._path = path.expanduser()
+        if not self._path.is_file():
+            raise DataError(f"`held_out_bytes` needs `path` to be a single file; got {path}.")
+        size = self._path.stat().st_size
+        if size <= 2 * held_out:
+            raise DataError(
+                f"`path` = {path} must have more than 2 `held_out_bytes` = {2 * held_out} bytes; it has "
+                f"{size}. Pass a smaller number, or the whole file."
+            )
+        cuts = [0, *(_boundary(self._path, size - n * held_out) for n in (2, 1)), size]
+        self._ranges = dict(zip(self.splits, pairwise(cuts), strict=True))
+
+    def size(self, split: str) -> int:
+        """Return the number of bytes of a split."""
+        start, stop = self._ranges[split]
+        return stop - start
+
+    def documents(self, split: str, advance: Advance) -> Iterator[Iterable[str]]:
+        """Yield the text of a split as a single document."""
+        yield self.stream(split, advance)
+
+    def stream(self, split: str, advance: Advance) -> Iterator[str]:
+        """Yield the text of a split as blocks."""
+        return _blocks(self._path, advance, *self._ranges[split])
+
+    def identity(self) -> Any:
+        """Return a JSON value that identifies the text."""
+        return {"cut": list(self._ranges.values()), "file": _identity(self._path)}
 
 
 class WithoutSpaces:
@@ -240,13 +288,21 @@ def _assigned(path: Path, files: list[Path], base: Path) -> dict[str, list[Path]
     return by_split
 
 
-def _blocks(path: Path, advance: Advance) -> Iterator[str]:
+def _boundary(path: Path, place: int) -> int:
+    """Return the index of the first byte at or after `place` that begins a character of UTF-8."""
+    with path.open("rb") as file:
+        file.seek(place)
+        return place + next((n for n, byte in enumerate(file.read(4)) if byte & 0xC0 != 0x80), 0)
+
+
+def _blocks(path: Path, advance: Advance, start: int = 0, stop: int | None = None) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    read = 0
+    read = start
     try:
         with path.open("rb") as file:
+            file.seek(start)
             while True:
-                block = file.read(BLOCK)
+                block = file.read(BLOCK if stop is None else min(BLOCK, stop - read))
                 held = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(block, final=not block)

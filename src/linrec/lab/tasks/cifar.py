@@ -1,4 +1,4 @@
-"""Tasks of CIFAR-10, and the reading of its binary version from a folder or from the downloaded archive."""
+"""Tasks of CIFAR-10 and CIFAR-100, and the reading of their binary versions from a folder or an archive."""
 
 import gzip
 import tarfile
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,46 +20,91 @@ from linrec.lab.tasks.images import N_CLASSES, Images, ImageTask, SequentialSpli
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
 from linrec.text import DataError
 
-__all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit", "SequentialCIFAR", "read_cifar10"]
+__all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit", "SequentialCIFAR", "read_cifar"]
 
-FILES: Mapping[Literal["train", "test"], tuple[str, ...]] = {
-    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test": ("test_batch.bin",),
-}
-FOLDER = "cifar-10-batches-bin"
-# names in the Python version, whose files are pickles
-PYTHON_FOLDER, PYTHON_FILE = "cifar-10-batches-py", "data_batch_1"
-WHERE = (
-    "Download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass the archive, or the unpacked "
-    "folder, with --data.path."
-)
-# a row has the label of an image, followed by its red, green and blue values
 CHANNELS, SIDE = 3, 32
-ROW = 1 + CHANNELS * SIDE * SIDE
+CifarClasses: TypeAlias = Literal[10, 20, 100]
 
 
-def read_cifar10(path: Path) -> dict[Literal["train", "test"], Images]:
-    """Return the images of CIFAR-10 and their labels, in the order of the files.
+class Layout(NamedTuple):
+    """The files of a binary version.
+
+    A row of a file has the labels of an image, a byte each, followed by its red, green and blue values.
 
     Args:
-        path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or its parent folder;
-            or the archive cifar-10-binary.tar.gz, which is not unpacked to the disk.
+        name: name of the data set.
+        files: names of the files for training and for testing.
+        folder: name of the unpacked folder.
+        python: names in the Python version, whose files are pickles.
+        archive: name of the archive.
+        labels: the number of classes of each label.
     """
-    contents = _of_folder(path) if path.is_dir() else _of_archive(path)
-    return {part: _images(path, {name: contents[name] for name in names}) for part, names in FILES.items()}
+
+    name: str
+    files: Mapping[Literal["train", "test"], tuple[str, ...]]
+    folder: str
+    python: tuple[str, ...]
+    archive: str
+    labels: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all files."""
+        return (*self.files["train"], *self.files["test"])
+
+    @property
+    def where(self) -> str:
+        """The source of the files."""
+        return (
+            f"Download https://www.cs.toronto.edu/~kriz/{self.archive}, and pass the archive, or the "
+            "unpacked folder, with --data.path."
+        )
 
 
-def _of_folder(path: Path) -> dict[str, bytes]:
-    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+CIFAR10 = Layout(
+    "CIFAR-10",
+    {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
+    "cifar-10-batches-bin",
+    ("cifar-10-batches-py", "data_batch_1"),
+    "cifar-10-binary.tar.gz",
+    (10,),
+)
+CIFAR100 = Layout(
+    "CIFAR-100",
+    {"train": ("train.bin",), "test": ("test.bin",)},
+    "cifar-100-binary",
+    ("cifar-100-python", "train"),
+    "cifar-100-binary.tar.gz",
+    (20, 100),
+)
+WHERE = CIFAR10.where
+
+
+def read_cifar(path: Path, n_classes: CifarClasses = 10) -> dict[Literal["train", "test"], Images]:
+    """Return the images of CIFAR-10 or CIFAR-100 and their labels, in the order of the files.
+
+    Args:
+        path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or for CIFAR-100 with
+            train.bin and test.bin; or its parent folder; or the archive cifar-10-binary.tar.gz or
+            cifar-100-binary.tar.gz, which is not unpacked to the disk.
+        n_classes: 10 reads CIFAR-10; 100 and 20 read CIFAR-100 with its fine or its coarse labels.
+    """
+    of = CIFAR10 if n_classes == 10 else CIFAR100
+    contents = _of_folder(path, of) if path.is_dir() else _of_archive(path, of)
+    parts = {part: {name: contents[name] for name in names} for part, names in of.files.items()}
+    return {part: _images(path, files, of, n_classes) for part, files in parts.items()}
+
+
+def _of_folder(path: Path, of: Layout) -> dict[str, bytes]:
+    folder = path / of.folder if (path / of.folder).is_dir() else path
     try:
-        _require(path, {file.name for file in folder.iterdir()})
-        return {name: (folder / name).read_bytes() for names in FILES.values() for name in names}
+        _require(path, {file.name for file in folder.iterdir()}, of)
+        return {name: (folder / name).read_bytes() for name in of.names}
     except OSError as error:
         raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}.") from error
 
 
-def _of_archive(path: Path) -> dict[str, bytes]:
-    wanted = {name for names in FILES.values() for name in names}
+def _of_archive(path: Path, of: Layout) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     seen = set()
     try:
@@ -67,7 +112,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
             for member in archive:
                 name = PurePosixPath(member.name).name
                 seen.add(name)
-                file = archive.extractfile(member) if name in wanted and member.isfile() else None
+                file = archive.extractfile(member) if name in of.names and member.isfile() else None
                 if file is not None:
                     contents[name] = file.read()
             # read to the end of the file, because gzip's checksum comes after the end of the archive
@@ -75,41 +120,45 @@ def _of_archive(path: Path) -> dict[str, bytes]:
                 pass
     # before OSError, because BadGzipFile is a subclass
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is not a tar archive, or it is truncated or damaged. {WHERE}") from error
+        raise DataError(f"{path} is not a tar archive, or it is truncated or damaged. {of.where}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    _require(path, seen if PYTHON_FOLDER in seen or PYTHON_FILE in seen else {*contents})
+    _require(path, seen if seen & {*of.python} else {*contents}, of)
     return contents
 
 
-def _require(path: Path, names: Collection[str]) -> None:
+def _require(path: Path, names: Collection[str], of: Layout) -> None:
     """Raise DataError if a file is missing; the message mentions the Python version if it was given."""
-    missing = [name for of_part in FILES.values() for name in of_part if name not in names]
+    missing = [name for name in of.names if name not in names]
     if not missing:
         return
-    if PYTHON_FOLDER in names or PYTHON_FILE in names:
+    if {*of.python} & {*names}:
         raise DataError(
-            f"{path} has the Python version of CIFAR-10. Its pickles can run any code and are not read. "
-            f"The binary version has the same images. {WHERE}"
+            f"{path} has the Python version of {of.name}. Its pickles can run any code and are not read. "
+            f"The binary version has the same images. {of.where}"
         )
-    raise DataError(f"{path} has no {missing[0]}, which is one of the six files of CIFAR-10. {WHERE}")
+    raise DataError(
+        f"{path} has no {missing[0]}, which is one of the {len(of.names)} files of {of.name}. {of.where}"
+    )
 
 
-def _images(path: Path, contents: Mapping[str, bytes]) -> Images:
+def _images(path: Path, contents: Mapping[str, bytes], of: Layout, n_classes: int) -> Images:
+    n_bytes = len(of.labels) + CHANNELS * SIDE * SIDE
     for name, content in contents.items():
-        if not content or len(content) % ROW:
+        if not content or len(content) % n_bytes:
             raise DataError(
-                f"{name} of {path} must have rows of {ROW} bytes, a label and {CHANNELS} x {SIDE} x {SIDE} "
-                f"pixels; it has {len(content)} bytes. It is truncated or damaged: get it again."
+                f"{name} of {path} must have rows of {n_bytes} bytes, {len(of.labels)} labels and "
+                f"{CHANNELS} x {SIDE} x {SIDE} pixels; it has {len(content)} bytes. It is "
+                "truncated or damaged: get it again."
             )
-    rows = np.frombuffer(b"".join(contents.values()), dtype=np.uint8).reshape(-1, ROW)
-    labels = rows[:, 0]
-    if labels.max() >= N_CLASSES:
+    rows = np.frombuffer(b"".join(contents.values()), dtype=np.uint8).reshape(-1, n_bytes)
+    labels = rows[:, of.labels.index(n_classes)]
+    if labels.max() >= n_classes:
         raise DataError(
-            f"the labels of {path} must be 0 to {N_CLASSES - 1}; got {labels.max()}. The files are damaged, "
-            "or of CIFAR-100."
+            f"the labels of {path} must be 0 to {n_classes - 1}; got {labels.max()}. The files are damaged, "
+            "or of another data set."
         )
-    return Images(rows[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels)
+    return Images(rows[:, len(of.labels) :].reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels)
 
 
 # weights of red, green and blue as 16-bit fixed point numbers: 0.299, 0.587 and 0.114, from ITU-R 601
@@ -118,7 +167,7 @@ LUMA = np.array([19595, 38470, 7471], np.uint32)
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialCIFAR(ImageTask):
-    """Classify a CIFAR-10 image that is read pixel by pixel.
+    """Classify an image of CIFAR-10 or CIFAR-100 that is read pixel by pixel.
 
         target = label, given x_1, ..., x_1024 with x_i = (red, green, blue), or grey
 
@@ -126,7 +175,8 @@ class SequentialCIFAR(ImageTask):
     0.114 blue, rounded to a byte.
 
     Args:
-        path: the archive cifar-10-binary.tar.gz, or the unpacked folder.
+        path: the archive cifar-10-binary.tar.gz or cifar-100-binary.tar.gz, or the unpacked folder.
+        n_classes: 10 reads CIFAR-10; 100 and 20 read CIFAR-100, with its classes or its groups of classes.
         by_row: whether a step is a row of 32 pixels instead of a pixel.
         grey: whether to convert images to grey.
         tokens: whether grey pixels are tokens 0 to 255 instead of real numbers.
@@ -142,13 +192,19 @@ class SequentialCIFAR(ImageTask):
         256
     """
 
+    n_classes: CifarClasses = 10
     grey: bool = False
     tokens: bool = False
-    wanted: ClassVar[str] = f"It must be the binary version of CIFAR-10. {WHERE}"
+    wanted: ClassVar[str] = (
+        f"It must be the binary version of CIFAR-10. {WHERE} CIFAR-100 is in {CIFAR100.archive}, and needs "
+        "--data.n-classes 100."
+    )
     n_columns: ClassVar[int] = SIDE
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_classes not in (10, 20, 100):
+            raise ValueError(f"`n_classes` must be 10, 20 or 100; got {self.n_classes}.")
         if self.tokens and (self.by_row or not self.grey):
             raise ValueError(
                 f"`tokens` needs `grey` = True and `by_row` = False; got `grey` = {self.grey} and `by_row` = "
@@ -159,6 +215,11 @@ class SequentialCIFAR(ImageTask):
                 "`test_noise` and `test_salt_and_pepper` need `tokens` = False; got `tokens` = True with "
                 f"{self.test_noise} and {self.test_salt_and_pepper}. Leave `tokens` out for real numbers."
             )
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+        return self.n_classes
 
     @property
     def n_channels(self) -> int:
@@ -176,8 +237,8 @@ class SequentialCIFAR(ImageTask):
         return 256 if self.tokens else None
 
     def images(self) -> dict[Literal["train", "test"], Images]:
-        """Return the training and the test images; see `read_cifar10` for errors."""
-        parts = read_cifar10(self.existing())
+        """Return the training and the test images; see `read_cifar` for errors."""
+        parts = read_cifar(self.existing(), self.n_classes)
         if self.grey:
             return {part: Images(_grey(images.pixels), images.labels) for part, images in parts.items()}
         return parts

@@ -1,16 +1,17 @@
-"""ETT: forecast the oil temperature of electricity transformers, from two years of measurements.
+"""Forecasts of time series in CSV files: electricity transformers (ETT), consumption (ECL), weather.
 
 Source: Zhou and others (2021), arXiv:2012.07436 (Informer), for the data and their splits; Gu, Goel and Ré
 (2022), arXiv:2111.00396 (S4), table 4 and code, for forecasting with a sequence whose end is masked.
 """
 
 import csv
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -28,19 +29,25 @@ from linrec.lab.tasks.base import (
     require_at_least,
 )
 from linrec.lab.tasks.files import FileTask
+from linrec.rules import at_least
 from linrec.text import DataError
 
-__all__ = ["Ett", "Windows"]
+__all__ = ["Ett", "Forecast", "Windows"]
 
 SERIES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 """Columns after the date: high, middle and low load, each useful and useless; and the oil temperature."""
 MONTH = 30 * 24
 """Hours per month of 30 days, as in Informer."""
 MONTHS: Mapping[SplitName, tuple[int, int]] = {"train": (0, 12), "validation": (12, 16), "test": (16, 20)}
+SHARES = (0.7, 0.2)
+"""Shares of the lines for training and for testing, as in Informer for all data but ETT."""
 CALENDAR = 5
 """Number of calendar features."""
 PER_HOUR: Mapping[int, int] = {3600: 1, 900: 4}
 """Steps per hour, by the seconds per step."""
+
+
+AnyForecast = TypeVar("AnyForecast", bound="Forecast")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +95,15 @@ class Windows(StoredSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ett(FileTask):
-    """Forecast the continuation of a time series.
+class Forecast(FileTask):
+    """Forecast the continuation of time series in a CSV file, such as ECL and Weather.
 
         x_1, ..., x_shown, hidden * horizon   ->   x_{shown+1}, ..., x_{shown+horizon}
 
-    The file is ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from github.com/zhouhaoyi/ETDataset. It has a
-    header line, then a line for each hour, or quarter of an hour, with the date and seven numbers. The first
-    12 months of 30 days are for training, the next 4 for validation, the next 4 for testing; the rest is
-    unused. Numbers are normalised with mean and standard deviation of the training months.
+    The file has a header line, "date" and the names of the series, then a line for each step, with the date
+    and a number for each series. The first 70% of the lines are for training, the last 20% for testing, and
+    the lines between them for validation. Numbers are normalised with mean and standard deviation of the
+    training lines.
 
     Every window is a sample. The targets of different splits do not overlap, but the first windows of the
     validation and test splits have inputs from the split before.
@@ -107,18 +114,22 @@ class Ett(FileTask):
     Args:
         path: the file.
         shown: number of shown steps.
-        horizon: number of steps to predict; 24 to 720 in Informer.
-        multivariate: whether all seven series are inputs and targets; if not, only `target` is.
-        target: name of the series: "OT", the oil temperature, or a load.
+        horizon: number of steps to predict; 24 to 960 in Informer.
+        multivariate: whether all series are inputs and targets; if not, only `target` is.
+        target: name of the series; None is the last one.
         calendar: whether every step has features for minute, hour, weekday, day of the month and day of the
             year, each in [-1/2, 1/2], also at hidden steps.
+        n_series: number of series in the file; None reads it from the file.
 
-    Source: Informer for data and splits; windows of 384 + 96 steps of OT are the default of S4's code, whose
-    models see the calendar of the shown steps.
+    Source: Informer for data and splits: ECL.csv has 26,304 hours of the electricity consumption of 321
+    clients, with the target MT_320, and WTH.csv 35,064 hours of 12 measurements of the weather, with the
+    target WetBulbCelsius. Windows of 384 + 96 steps are the default of S4's code. Autoformer (Wu and others,
+    2021, arXiv:2106.13008) has other files in the same format, electricity.csv, weather.csv and traffic.csv,
+    with the same shares.
 
     Example:
         >>> from pathlib import Path
-        >>> task = Ett(path=Path("ETTh1.csv"), horizon=24)
+        >>> task = Forecast(path=Path("ECL.csv"), target="MT_320", horizon=24)
         >>> task.n_features, task.n_outputs
         (2, 1)
     """
@@ -126,22 +137,25 @@ class Ett(FileTask):
     shown: int = 384
     horizon: int = 96
     multivariate: bool = False
-    target: str = "OT"
+    target: str | None = None
     calendar: bool = False
+    n_series: int | None = None
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "regression"
     vocab_size: ClassVar[int | None] = None
     reset_token: ClassVar[int | None] = None
+    series: ClassVar[tuple[str, ...] | None] = None
+    """Names that the header must have; None takes any."""
     wanted: ClassVar[str] = (
-        "Download ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from the folder ETT-small of "
-        "https://github.com/zhouhaoyi/ETDataset, and pass the file with --data.path."
+        "Download ECL.csv or WTH.csv by the link in the README of https://github.com/zhouhaoyi/Informer2020, "
+        "or electricity.csv or weather.csv by the link of https://github.com/thuml/Autoformer, and pass the "
+        "file with --data.path."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, shown=1, horizon=1)
-        if self.target not in SERIES:
-            raise unknown("`target`", self.target, SERIES)
+        at_least(1, n_series=self.n_series, or_none=True)
 
     @property
     def n_features(self) -> int:
@@ -150,8 +164,24 @@ class Ett(FileTask):
 
     @property
     def n_outputs(self) -> int:
-        """Real numbers per target: the number of series."""
-        return len(SERIES) if self.multivariate else 1
+        """Real numbers per target: the number of series; 1 before `prepared`, unless `n_series` is given."""
+        return (self.n_series or 1) if self.multivariate else 1
+
+    def prepared(self: AnyForecast) -> AnyForecast:
+        """Read the file, and return the task with `n_series` set.
+
+        Raises:
+            DataError: the file is missing, damaged, or of the wrong kind.
+            ValueError: the file has another number of series than `n_series`.
+        """
+        n_series = len(self._content[0])
+        if self.n_series not in (None, n_series):
+            raise ValueError(f"`n_series` must be {n_series}, as in {self.path}; got {self.n_series}.")
+        task = dataclasses.replace(self, n_series=n_series)
+        # keep the content, so that the file is not read again
+        task.__dict__["_content"] = self._content
+        task.split("train")
+        return task
 
     @property
     def chance(self) -> float:
@@ -160,10 +190,10 @@ class Ett(FileTask):
 
     @cached_property
     def trivial_score(self) -> float:
-        """Mean squared error on the test split of always predicting the mean of the training months."""
+        """Mean squared error on the test split of always predicting the mean of the training lines."""
         test = self.split("test")
         # the mean is 0 after normalisation
-        zeros = torch.zeros(1).expand(len(test), self.shown + self.horizon, self.n_outputs)
+        zeros = torch.zeros(1).expand(len(test), self.shown + self.horizon, test.series.shape[1])
         return float(self.score(zeros, test)["mse"])
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Windows) -> dict[str, Any]:
@@ -183,39 +213,24 @@ class Ett(FileTask):
     def read(self) -> dict[SplitName, Windows]:
         """Read the file, and return all splits."""
         path = self.existing()
-        dates, values = _table(path, self.wanted)
-        apart = np.diff(dates)
-        per_hour = PER_HOUR.get(apart[0].astype(int))
-        if per_hour is None:
-            raise DataError(
-                f"the lines of {path} must be an hour or a quarter of an hour apart; the first two are "
-                f"{dates[0]} and {dates[1]}. {self.wanted}"
-            )
-        if len(uneven := np.flatnonzero(apart != apart[0])):
-            raise DataError(
-                f"the lines of {path} must all be {apart[0]} apart; got {dates[uneven[0] + 1]} after "
-                f"{dates[uneven[0]]} in line {uneven[0] + 3}. It is damaged: get it again."
-            )
-        month = MONTH * per_hour
-        needed = month * MONTHS["test"][1]
-        if len(values) < needed:
-            raise DataError(
-                f"{path} must have at least {needed} lines of numbers, 20 months; it has {len(values)}. It "
-                "is truncated: get it again."
-            )
+        names, dates, values = self._content
+        bounds = self.bounds(dates)
         if not self.multivariate:
-            values = values[:, [SERIES.index(self.target)]]
-        training = values[: month * MONTHS["train"][1]]
+            target = names[-1] if self.target is None else self.target
+            if target not in names:
+                raise unknown("`target`", target, names)
+            values = values[:, [names.index(target)]]
+        training = values[slice(*bounds["train"])]
         mean, std = training.mean(0), training.std(0)
         if not std.all():
-            raise DataError(f"a series of {path} is constant in the training months; it cannot be learned.")
+            raise DataError(f"a series of {path} is constant in the training lines; it cannot be learned.")
         series = torch.from_numpy(((values - mean) / std).astype(np.float32))
         calendar = torch.from_numpy(_calendar(dates)[:, : CALENDAR * self.calendar])
 
         splits: dict[SplitName, Windows] = {}
-        for name, (first, last) in MONTHS.items():
+        for name, (first, last) in bounds.items():
             # a later split includes the end of the split before, so that its first target is its first value
-            steps = slice(max(0, first * month - self.shown), last * month)
+            steps = slice(max(0, first - self.shown), last)
             splits[name] = Windows(series[steps], calendar[steps], self.shown, self.horizon)
             if not len(splits[name]):
                 raise ValueError(
@@ -224,24 +239,97 @@ class Ett(FileTask):
                 )
         return splits
 
+    def bounds(self, dates: NDArray[np.datetime64]) -> dict[SplitName, tuple[int, int]]:
+        """Return the first line of each split, and the line after its last one."""
+        n = len(dates)
+        train, test = int(n * SHARES[0]), n - int(n * SHARES[1])
+        return {"train": (0, train), "validation": (train, test), "test": (test, n)}
 
-def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.float64]]:
-    """Return the dates, shape (n), and the numbers, shape (n, f), of a file."""
-    names = ["date", *SERIES]
+    @cached_property
+    def _content(self) -> tuple[list[str], NDArray[np.datetime64], NDArray[np.float64]]:
+        return _table(self.existing(), self.wanted, self.series)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ett(Forecast):
+    """Forecast the oil temperature of electricity transformers, ETT.
+
+    The file is ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from github.com/zhouhaoyi/ETDataset. It has a
+    line for each hour, or quarter of an hour, with the date and seven numbers. The first 12 months of 30 days
+    are for training, the next 4 for validation, the next 4 for testing; the rest is unused. See `Forecast`
+    for samples, features and arguments.
+
+    Args:
+        target: name of the series: "OT", the oil temperature, or a load.
+
+    Source: Informer for data and splits; windows of 384 + 96 steps of OT are the default of S4's code, whose
+    models see the calendar of the shown steps.
+
+    Example:
+        >>> from pathlib import Path
+        >>> task = Ett(path=Path("ETTh1.csv"), horizon=24)
+        >>> task.n_features, task.n_outputs
+        (2, 1)
+    """
+
+    target: str | None = "OT"
+    n_series: int | None = len(SERIES)
+    series: ClassVar[tuple[str, ...] | None] = SERIES
+    wanted: ClassVar[str] = (
+        "Download ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from the folder ETT-small of "
+        "https://github.com/zhouhaoyi/ETDataset, and pass the file with --data.path."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in SERIES:
+            raise unknown("`target`", str(self.target), SERIES)
+
+    def bounds(self, dates: NDArray[np.datetime64]) -> dict[SplitName, tuple[int, int]]:
+        """Return the first line of each split, and the line after its last one."""
+        apart = np.diff(dates)
+        per_hour = PER_HOUR.get(apart[0].astype(int))
+        if per_hour is None:
+            raise DataError(
+                f"the lines of {self.path} must be an hour or a quarter of an hour apart; the first two are "
+                f"{dates[0]} and {dates[1]}. {self.wanted}"
+            )
+        if len(uneven := np.flatnonzero(apart != apart[0])):
+            raise DataError(
+                f"the lines of {self.path} must all be {apart[0]} apart; got {dates[uneven[0] + 1]} "
+                f"after {dates[uneven[0]]} in line {uneven[0] + 3}. It is damaged: get it again."
+            )
+        month = MONTH * per_hour
+        needed = month * MONTHS["test"][1]
+        if len(dates) < needed:
+            raise DataError(
+                f"{self.path} must have at least {needed} lines of numbers, 20 months; it has {len(dates)}. "
+                "It is truncated: get it again."
+            )
+        return {name: (first * month, last * month) for name, (first, last) in MONTHS.items()}
+
+
+def _table(
+    path: Path, wanted: str, series: tuple[str, ...] | None
+) -> tuple[list[str], NDArray[np.datetime64], NDArray[np.float64]]:
+    """Return names, f, dates, shape (n), and numbers, shape (n, f); names must be `series` if given."""
     dates: list[datetime.datetime] = []
     values: list[list[float]] = []
+    header: list[str] = []
     try:
         # utf-8-sig, because spreadsheets may write a byte order mark
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = next(lines, [])
-            if header != names:
+            expected = ["date", *(header[1:] if series is None else series)]
+            if header != expected or len({*header}) != len(header) or len(header) < 2:
+                names = "date,NAME,NAME,..., with distinct names" if series is None else ",".join(expected)
                 raise DataError(
-                    f"{path} must begin with the line {','.join(names)}; it begins with "
+                    f"{path} must begin with the line {names}; it begins with "
                     f"{','.join(header)[:80] or 'nothing'}. {wanted}"
                 )
             for line in lines:
-                if len(line) != len(names):
+                if len(line) != len(header):
                     raise ValueError(f"{len(line)} entries")
                 values.append([float(entry) for entry in line[1:]])
                 dates.append(_date(line[0]))
@@ -251,8 +339,8 @@ def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} must have a date like 2016-07-01 00:00:00 and {len(SERIES)} numbers in each line; got "
-            f"{error} in line {len(dates) + 2}. It is damaged: get it again."
+            f"{path} must have a date like 2016-07-01 00:00:00 and {len(header) - 1} numbers in each line; "
+            f"got {error} in line {len(dates) + 2}. It is damaged: get it again."
         ) from error
     found, times = np.array(values), np.array(dates, dtype="datetime64[s]")
     if len(times) < 2 or not np.isfinite(found).all():
@@ -260,7 +348,7 @@ def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.
             f"{path} must have finite numbers in at least two lines; it has {len(times)} lines, and "
             f"{np.size(found) - np.isfinite(found).sum()} other numbers. It is damaged: get it again."
         )
-    return times, found
+    return header[1:], times, found
 
 
 def _date(entry: str) -> datetime.datetime:

@@ -80,7 +80,7 @@ class SequentialSplit(StoredSource):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(FileTask, ClassificationTask):
-    """Base class of tasks that classify images, read pixel by pixel or row by row, into ten classes.
+    """Base class of tasks that classify images, read pixel by pixel or row by row.
 
     The last training images are held out for validation; the test split is the data set's own. Each channel
     is normalised with the mean and the standard deviation of the training split. The probes are the test
@@ -108,7 +108,6 @@ class ImageTask(FileTask, ClassificationTask):
     by_row: bool = False
     test_noise: tuple[float, ...] = ()
     test_salt_and_pepper: tuple[float, ...] = ()
-    n_outputs: ClassVar[int] = N_CLASSES
     n_columns: ClassVar[int]
     """Number of columns of an image."""
 
@@ -139,6 +138,11 @@ class ImageTask(FileTask, ClassificationTask):
     def vocab_size(self) -> int | None:
         """Vocabulary size; None for real-valued pixels."""
         return None
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+        return N_CLASSES
 
     @property
     def n_channels(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, Num, UInt8
+from jaxtyping import Bool, Float, Int, Int64, Num
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -107,10 +107,11 @@ class ClassificationTask(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class LabelledTokens(StoredSource):
-    """Labelled sequences of tokens, with a vocabulary of at most 256 tokens: a `Source`.
+    """Labelled sequences of tokens: a `Source`.
 
     Attributes:
-        tokens: shape (n, t), uint8; the padding after a sequence may have any value.
+        tokens: shape (n, t), uint8 or, for more than 256 tokens, int32; the padding after a
+            sequence may have any value.
         labels: class of each sequence, shape (n), int64.
         lengths: number of steps in each sequence, shape (n), int64; None if all sequences have t steps.
 
@@ -122,7 +123,7 @@ class LabelledTokens(StoredSource):
         ([[2, 2, 1]], [1], [3])
     """
 
-    tokens: UInt8[Tensor, "n t"]
+    tokens: Int[Tensor, "n t"]
     labels: Int64[Tensor, "n"]
     lengths: Int64[Tensor, "n"] | None = None
 

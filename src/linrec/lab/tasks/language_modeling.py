@@ -18,7 +18,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.lab.corpora import DatasetRows, Shards, TextCounts, TextFiles, Texts, tokenised
-from linrec.lab.corpora.texts import WithoutSpaces
+from linrec.lab.corpora.texts import CutFile, WithoutSpaces
 from linrec.lab.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, ObjectiveName, SplitName
 from linrec.text import DataError, Tokenizer
 
@@ -167,7 +167,7 @@ class LanguageModeling:
         dataset: name or path of a Hugging Face data set; see `DatasetRows`.
         dataset_config: configuration of the data set, if it has several.
         text_column: column of the data set that holds the text.
-        tokenizer: "bytes"; "characters" for the characters of the training text; the name or path of a
+        tokenizer: "bytes"; "characters" or "words" for those of the training text; the name or path of a
             Hugging Face tokenizer, such as "gpt2"; or a run folder, for the run's tokenizer.
         length: tokens of context, which is the length of training sequences.
         documents: whether every file, or every row of the data set, is a document. Documents are separated by
@@ -182,6 +182,9 @@ class LanguageModeling:
             which is faster on some hardware.
         drop_spaces: whether the spaces of the text are dropped, for files that separate characters by spaces,
             such as Mikolov's ptb.char.train.txt.
+        held_out_bytes: number of bytes at the end of the single file `path` for testing, and before them for
+            validation, in place of the shares: 5,000,000 for the 100,000,000 of enwik8 and of text8. 0
+            disables it.
 
     Raises:
         DataError: a field is out of range, or both `path` and `dataset` are given.
@@ -212,6 +215,7 @@ class LanguageModeling:
     cache: Path | None = None
     vocab_size: int | None = None
     drop_spaces: bool = False
+    held_out_bytes: int = 0
     section: ClassVar[str] = "data"
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
@@ -228,6 +232,11 @@ class LanguageModeling:
             )
         if self.length < 1:
             raise DataError(f"`length` must be at least 1; got {self.length}.")
+        if self.held_out_bytes < 0 or (self.held_out_bytes and self.dataset is not None):
+            raise DataError(
+                f"`held_out_bytes` must be at least 0, and 0 for a `dataset`; got {self.held_out_bytes} and "
+                f"`dataset` = {self.dataset}. Pass a file as `path`."
+            )
         shares = (self.validation_share, self.test_share)
         if min(shares) < 0 or sum(shares) >= 1:
             raise DataError(
@@ -316,7 +325,8 @@ class LanguageModeling:
     @cached_property
     def _shards(self) -> Shards:
         if self.path is not None:
-            texts: Texts = TextFiles(self.path)
+            cut = self.held_out_bytes
+            texts: Texts = CutFile(self.path, cut) if cut else TextFiles(self.path)
         elif self.dataset is not None:
             texts = DatasetRows(self.dataset, config=self.dataset_config, column=self.text_column)
         else:

@@ -1,14 +1,16 @@
-"""Tasks of texts as bytes: classify reviews of IMDb, and pairs of papers of the ACL Anthology Network."""
+"""Tasks of texts: classify reviews of IMDb, and pairs of papers of the ACL Anthology Network."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
@@ -17,6 +19,7 @@ from linrec.lab.corpora.rows import load_splits
 from linrec.lab.tasks.base import Batch, SplitName, StoredSource, require_at_least
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
+from linrec.rules import at_least
 from linrec.text import DataError
 
 __all__ = ["AAN", "IMDb", "TextPairs", "as_tokens"]
@@ -24,20 +27,24 @@ __all__ = ["AAN", "IMDb", "TextPairs", "as_tokens"]
 VOCAB_SIZE = 256
 
 
-def as_tokens(texts: Sequence[bytes], length: int) -> tuple[UInt8[Tensor, "n t"], Int64[Tensor, "n"]]:
-    """Return texts as padded byte tokens, and the lengths of the texts.
+def as_tokens(
+    texts: Sequence[bytes | Sequence[int]], length: int, dtype: type[np.integer[Any]] = np.uint8
+) -> tuple[Int[Tensor, "n t"], Int64[Tensor, "n"]]:
+    """Return texts as padded tokens, and the lengths of the texts.
 
     Args:
-        texts: texts of any length. An empty text becomes a single byte 0, because sequences are never empty.
-        length: t, the maximum number of bytes; longer texts are cut.
+        texts: bytes or tokens, of any length. An empty text becomes a single token 0, because sequences are
+            never empty.
+        length: t, the maximum number of tokens; longer texts are cut.
+        dtype: dtype of the tokens.
 
     Returns:
-        Bytes, padded with zeros, shape (n, t), uint8; lengths, shape (n), int64.
+        Tokens, padded with zeros, shape (n, t), of `dtype`; lengths, shape (n), int64.
     """
-    tokens = np.zeros((len(texts), length), np.uint8)
+    tokens = np.zeros((len(texts), length), dtype)
     lengths = np.empty(len(texts), np.int64)
     for row, text in enumerate(texts):
-        cut = np.frombuffer(text[:length], np.uint8)
+        cut = np.array([*text[:length]], dtype)
         tokens[row, : len(cut)] = cut
         lengths[row] = max(1, len(cut))
     return torch.from_numpy(tokens), torch.from_numpy(lengths)
@@ -52,6 +59,11 @@ UNPACKED = (
 OR_HUB = f"{UNPACKED}; or pass --data.dataset stanfordnlp/imdb."
 
 
+# a word of letters, digits and apostrophes, or another character
+WORD = re.compile(r"[^\W_']+(?:'[^\W_]+)*|[^\w\s]")
+LINE_BREAK = "<br />"
+
+
 class Review(NamedTuple):
     """A review and its class: 0 is negative, 1 is positive."""
 
@@ -61,9 +73,9 @@ class Review(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class IMDb(FileTask, ClassificationTask):
-    """Tell whether a film review is positive, from its bytes; the Long Range Arena's Text task.
+    """Tell whether a film review is positive, from its bytes, as the Long Range Arena's Text task, or words.
 
-        target = 0 or 1, given the bytes x_1, ..., x_n of the review in UTF-8
+        target = 0 or 1, given the bytes x_1, ..., x_n of the review in UTF-8, or its words
 
     Of the data set's 25,000 training reviews, `n_validation` random reviews are held out for validation. The
     test split has the data set's own 25,000 test reviews. Some reviews occur more than once: training reviews
@@ -74,14 +86,16 @@ class IMDb(FileTask, ClassificationTask):
         path: the folder aclImdb, or its parent folder.
         dataset: name or path of a Hugging Face data set, such as stanfordnlp/imdb, with the columns "text"
             and "label"; needs the extra "text".
-        length: maximum number of bytes per review; longer reviews are cut.
+        length: maximum number of bytes or words per review; longer reviews are cut.
         n_validation: number of training reviews that are held out for validation.
         seed: seed of the choice of validation reviews.
+        n_words: None reads bytes. A number reads words and punctuation marks in lower case, without line
+            breaks: the n most frequent in the training split are tokens 1 to n, all others are token 0.
 
     Source: Maas et al. (2011), "Learning word vectors for sentiment analysis", for the data; Long Range Arena
     (Tay et al., 2020, arXiv:2011.04006), section 2.2.2, which reads 4,000 bytes. S4 (Gu, Goel and Ré,
     2022) reads 4,096 characters and an end token; characters that occur fewer than 15 times share a token.
-    Both validate on the test split.
+    Both validate on the test split. coRNN (Rusch and Mishra, 2021, arXiv:2010.00951) reads 25,000 words.
 
     Example:
         >>> task = IMDb(path=Path("aclImdb"))
@@ -93,17 +107,23 @@ class IMDb(FileTask, ClassificationTask):
     length: int = 4096
     n_validation: int = 2500
     seed: int = 0
-    vocab_size: ClassVar[int] = VOCAB_SIZE
+    n_words: int | None = None
     n_outputs: ClassVar[int] = len(CLASSES)
     wanted: ClassVar[str] = f"It must be the folder of the IMDb reviews. {OR_HUB}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, length=1, n_validation=1, seed=0)
+        at_least(1, n_words=self.n_words, or_none=True)
         if self.path is not None and self.dataset is not None:
             raise ValueError(
                 f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."
             )
+
+    @property
+    def vocab_size(self) -> int:
+        """Vocabulary size: 256 bytes, or the words and the token of other words."""
+        return VOCAB_SIZE if self.n_words is None else self.n_words + 1
 
     def read(self) -> dict[SplitName, LabelledTokens]:
         """Read the reviews, and return all splits."""
@@ -121,14 +141,25 @@ class IMDb(FileTask, ClassificationTask):
                 f"`n_validation` must be less than the {len(known)} training reviews that are not also test "
                 f"reviews; got {self.n_validation}."
             )
+        counts: Counter[str] = Counter()
+        if self.n_words is not None:
+            for review in train:
+                counts.update(words_of(review.text))
+        # equally frequent words by the alphabet
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))[: self.n_words]
+        numbers = {word: number for number, word in enumerate(ranked, start=1)}
         return {
-            "train": self._split(train),
-            "validation": self._split(validation),
-            "test": self._split(test),
+            "train": self._split(train, numbers),
+            "validation": self._split(validation, numbers),
+            "test": self._split(test, numbers),
         }
 
-    def _split(self, reviews: Sequence[Review]) -> LabelledTokens:
-        tokens, lengths = as_tokens([review.text for review in reviews], self.length)
+    def _split(self, reviews: Sequence[Review], numbers: Mapping[str, int]) -> LabelledTokens:
+        texts: Sequence[bytes | Sequence[int]] = [review.text for review in reviews]
+        if self.n_words is not None:
+            texts = [[numbers.get(word, 0) for word in words_of(review.text)] for review in reviews]
+        dtype = np.uint8 if self.n_words is None else np.int32
+        tokens, lengths = as_tokens(texts, self.length, dtype)
         return LabelledTokens(tokens, torch.tensor([review.label for review in reviews]), lengths)
 
     def _reviews(self) -> tuple[list[Review], list[Review]]:
@@ -138,6 +169,11 @@ class IMDb(FileTask, ClassificationTask):
         folder = self.folder()
         folder = folder / "aclImdb" if (folder / "aclImdb").is_dir() else folder
         return _of_folder(folder / "train"), _of_folder(folder / "test")
+
+
+def words_of(text: bytes) -> list[str]:
+    """Return the words and punctuation marks of a review in lower case, without its line breaks."""
+    return WORD.findall(text.decode(errors="replace").replace(LINE_BREAK, " ").lower())
 
 
 def _without(reviews: list[Review], others: list[Review]) -> list[Review]:

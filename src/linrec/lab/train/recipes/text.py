@@ -188,6 +188,85 @@ def penn_treebank_char() -> TrainConfig:
 
 
 @recipe
+def penn_treebank() -> TrainConfig:
+    """Penn Treebank by word: give Mikolov's files with --data.path 'data/ptb.[tv]*.txt'.
+
+    The files are ptb.train.txt, ptb.valid.txt and ptb.test.txt in the folder data of simple-examples.tgz.
+    They have 929,589, 73,760 and 82,430 tokens of a vocabulary of 10,000, with `<unk>` for rare words and
+    `<eos>` for the end of a line. The perplexity by word is exp(loss).
+
+    Source: the medium LSTM of Zaremba and others (2014), "Recurrent neural network regularization": two
+    layers of width 650, dropout 0.5, 39 epochs with batches of 20 sequences of 35 words that continue each
+    other, clipping at 5. It has a perplexity of 82.7 on the test split.
+
+    Differences: the mixer is GateLoop, with pre-norm; AdamW with a cosine schedule replaces gradient descent
+    at a learning rate of 1, which falls from the seventh epoch on; the model of the lowest validation loss is
+    kept.
+    """
+    return TrainConfig(
+        name="penn-treebank",
+        task=LanguageModeling(tokenizer="words", length=35),
+        model=ModelConfig(
+            vocab_size=1,  # set by the data
+            d_model=650,
+            n_layers=2,
+            channel_mixing="none",
+            dropout=0.5,
+        ),
+        optim=OptimConfig(lr=0.001, betas=(0.9, 0.999), weight_decay=0.01, clip_norm=5.0),
+        loop=LoopConfig(
+            epochs=39,
+            batch_size=20,
+            carry_state=True,
+            matmul_precision="high",
+            eval_every=1300,
+            keep="best",
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
+def enwik8() -> TrainConfig:
+    """The bytes of Wikipedia, enwik8 or text8: give the unpacked file with --data.path enwik8.
+
+    The file of 100,000,000 bytes is in http://mattmahoney.net/dc/enwik8.zip. The first 90,000,000 bytes
+    train, the next 5,000,000 validate, and the last 5,000,000 test. Bits per byte are the loss / ln 2;
+    `linrec eval` reports them.
+
+    Source: Transformer-XL (Dai and others, 2019) for the splits and for its model of 12 layers of width 512,
+    41M parameters: 400,000 steps with batches of 22 sequences of 512 bytes, Adam with learning rate 0.00025,
+    a cosine schedule, dropout 0.1, clipping at 0.25. It has 1.06 bits per byte, with a memory of 512 bytes.
+
+    Differences: the mixer is GateLoop, and so the number of parameters is another; states are not carried
+    from window to window.
+    """
+    return TrainConfig(
+        name="enwik8",
+        task=LanguageModeling(held_out_bytes=5_000_000, length=512),
+        model=ModelConfig(
+            vocab_size=1,  # set by the data
+            d_model=512,
+            n_layers=12,
+            mixer_args={"output_gate": True, "output_projection": True},
+            d_channel_mixing=1536,
+            dropout=0.1,
+        ),
+        optim=OptimConfig(lr=0.00025, betas=(0.9, 0.999), weight_decay=0.0, warmup_steps=0, clip_norm=0.25),
+        loop=LoopConfig(
+            steps=400_000,
+            batch_size=22,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_every=4000,
+            eval_batches=200,
+            keep="best",
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
 def wikitext103_hgrn() -> TrainConfig:
     """WikiText-103 with HGRN's model of 46M parameters, from tables 1 and 16 of its paper.
 
