@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -29,74 +29,40 @@ LONGER = (8192, 16384, 32768)
 BASELINE = "Transformer"
 
 
-@dataclass(frozen=True)
-class Size:
-    """The shape of all encoders and of their input.
-
-    The defaults are HGRN's for Text of the Long Range Arena: bytes, two classes, and layers, width, batch and
-    dropout of the authors' scripts. Their unit has SiLU; the scripts leave its width to a default, here the
-    width of their language models, twice `d_model`.
-    """
-
-    batch: int = 32
-    n_layers: int = 4
-    d_model: int = 128
-    d_channel_mixing: int = 256
-    dropout: float = 0.1
-    vocab_size: int = 256
-    n_outputs: int = 2
-
-
-QUICK_SIZE = Size(batch=2, n_layers=1, d_model=16, d_channel_mixing=32)
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """One encoder of any size.
-
-    Args:
-        name: heads its row; `--models` takes it.
-        mixer: a name of `linrec.mixers`.
-        options: further arguments of `SequenceClassifierConfig`.
-    """
-
-    name: str
-    mixer: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def config(self, size: Size) -> SequenceClassifierConfig:
-        return SequenceClassifierConfig(
-            n_outputs=size.n_outputs,
-            vocab_size=size.vocab_size,
-            n_layers=size.n_layers,
-            d_model=size.d_model,
-            d_channel_mixing=size.d_channel_mixing,
-            channel_mixing="swiglu",
-            dropout=size.dropout,
-            mixer=self.mixer,
-            **{"mixer_args": dict(MIXER_ARGUMENTS.get(self.mixer, {})), **self.options},
-        )
-
-    def parameters(self, size: Size) -> int:
-        with torch.device("meta"):
-            return number_of_parameters(SequenceClassifier(self.config(size)))
-
-
-# equal but for their mixers
-ENCODERS = (
-    Encoder(BASELINE, "attention", {"bidirectional": False, "mixer_args": {"causal": False}}),
-    # the directions share all but the phase, as in the authors' code
-    Encoder("HGRN", "hgru", {"unshared": ("theta",)}),
-    Encoder("GateLoop", "gate_loop"),
-    Encoder("LRU", "lru"),
+# HGRN's for Text of the Long Range Arena: bytes, two classes, and layers, width, batch and dropout of the
+# authors' scripts. Their unit has SiLU; the scripts leave its width to a default, here the width of their
+# language models, twice `d_model`
+BATCH, QUICK_BATCH = 32, 2
+SHAPE = SequenceClassifierConfig(
+    vocab_size=256,
+    n_outputs=2,
+    n_layers=4,
+    d_model=128,
+    channel_mixing="swiglu",
+    d_channel_mixing=256,
+    dropout=0.1,
 )
+QUICK_SHAPE = dataclasses.replace(SHAPE, n_layers=1, d_model=16, d_channel_mixing=32)
+# fields of the configuration: the encoders are equal but for these
+ENCODERS: Mapping[str, Mapping[str, Any]] = {
+    BASELINE: {"mixer": "attention", "bidirectional": False, "mixer_args": {"causal": False}},
+    # the directions share all but the phase, as in the authors' code
+    "HGRN": {"mixer": "hgru", "unshared": ("theta",)},
+    "GateLoop": {"mixer": "gate_loop", "mixer_args": dict(MIXER_ARGUMENTS["gate_loop"])},
+    "LRU": {"mixer": "lru"},
+}
+
+
+def config_of(name: str, shape: SequenceClassifierConfig) -> SequenceClassifierConfig:
+    """Return the configuration of an encoder at the shape."""
+    return dataclasses.replace(shape, **ENCODERS[name])
 
 
 @dataclass(frozen=True)
 class Point:
-    """An encoder, its pass, the way to run the encoder, and the length of the input."""
+    """The name of an encoder, its pass, the way to run the encoder, and the length of the input."""
 
-    encoder: Encoder
+    model: str
     one: str
     way: Way
     length: int
@@ -132,34 +98,38 @@ class Models(Command):
     windows = Windows(seconds=0.1)
 
     @property
-    def size(self) -> Size:
-        """The shape of the encoders, with the batch of the options."""
-        size = QUICK_SIZE if self.quick else Size()
-        return size if self.batch is None else dataclasses.replace(size, batch=self.batch)
+    def shape(self) -> SequenceClassifierConfig:
+        return QUICK_SHAPE if self.quick else SHAPE
 
     @property
-    def axes(self) -> tuple[Sequence[Way], Sequence[Encoder], Sequence[int]]:
+    def sequences(self) -> int:
+        """Sequences of a batch."""
+        return (QUICK_BATCH if self.quick else BATCH) if self.batch is None else self.batch
+
+    @property
+    def axes(self) -> tuple[Sequence[Way], Sequence[str], Sequence[int]]:
         """The ways, the encoders and the lengths of the options."""
         ways: Sequence[Way] = self.ways or (("eager", "compiled") if self.device == "cuda" else ("eager",))
-        encoders = [encoder for encoder in ENCODERS if not self.models or encoder.name in self.models]
+        encoders = [name for name in ENCODERS if name in (self.models or ENCODERS)]
         lengths = self.lengths or ((24, 48) if self.quick else LENGTHS)
         return ways, encoders, sorted({*lengths, *(LONGER if self.longest else ())})
 
     def chosen(self) -> Mapping[str, Point]:
-        check_names("model", self.models, [encoder.name for encoder in ENCODERS])
+        check_names("model", self.models, ENCODERS)
         ways, encoders, lengths = self.axes
-        for name, least in (("lengths", min(lengths)), ("batch", self.size.batch)):
+        for name, least in (("lengths", min(lengths)), ("batch", self.sequences)):
             if least < 1:
                 raise RefusedError(f"--{name} must be at least 1; got {least}.")
         # all encoders in one way before the next: the results of an interrupted run can be compared
         places = itertools.product(ways, encoders, PASSES, lengths)
-        points = [Point(encoder, one, way, length) for way, encoder, one, length in places]
-        return {f"{p.encoder.name}, {p.one}, {p.way}, {length_name(p.length)}": p for p in points}
+        points = [Point(model, one, way, length) for way, model, one, length in places]
+        return {f"{p.model}, {p.one}, {p.way}, {length_name(p.length)}": p for p in points}
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
         ways, encoders, lengths = self.axes
+        sizes = ("n_layers", "d_model", "d_channel_mixing", "dropout", "vocab_size", "n_outputs")
         protocol = {
-            "size": dataclasses.asdict(self.size),
+            "size": {"batch": self.sequences, **{name: getattr(self.shape, name) for name in sizes}},
             "lengths": lengths,
             "precision": self.precision,
             "matmul_precision": self.matmul_precision,
@@ -167,14 +137,12 @@ class Models(Command):
             "ways": ways,
             "baseline": BASELINE,
         }
-        models = [
-            {
-                "name": encoder.name,
-                "parameters": encoder.parameters(self.size),
-                "config": dataclasses.asdict(encoder.config(self.size)),
-            }
-            for encoder in encoders
-        ]
+        models = []
+        for name in encoders:
+            config = config_of(name, self.shape)
+            with torch.device("meta"):
+                parameters = number_of_parameters(SequenceClassifier(config))
+            models.append({"name": name, "parameters": parameters, "config": dataclasses.asdict(config)})
         return bench, {"protocol": protocol, "models": models}
 
     def measure(self, bench: Bench, row: Point) -> Record:
@@ -182,15 +150,16 @@ class Models(Command):
         # since torch takes minutes to compile code for any length
         torch.compiler.reset()
         bench.release()
-        place = {"model": row.encoder.name, "pass": row.one, "way": row.way, "length": row.length}
+        place = {"model": row.model, "pass": row.one, "way": row.way, "length": row.length}
         return place | attempt(partial(self.measured, bench, row))
 
     def measured(self, bench: Bench, row: Point) -> Record:
-        shape, device = (self.size.batch, row.length), bench.device
-        tokens = torch.randint(self.size.vocab_size, shape, device=device)
-        classes = torch.randint(self.size.n_outputs, shape[:1], device=device)
+        config, batch, device = config_of(row.model, self.shape), self.sequences, bench.device
+        assert config.vocab_size is not None
+        tokens = torch.randint(config.vocab_size, (batch, row.length), device=device)
+        classes = torch.randint(config.n_outputs, (batch,), device=device)
         loop = LoopConfig(
-            batch_size=self.size.batch,
+            batch_size=batch,
             precision=self.precision,
             matmul_precision=self.matmul_precision,
             deterministic=False,
@@ -198,7 +167,7 @@ class Models(Command):
             device=self.device,
         )
         with as_training(loop):
-            step = step_of(row.encoder.config(self.size), row.one, loop)
+            step = step_of(config, row.one, loop)
             found = bench.steps(lambda: step(tokens, classes), warm=EAGER_STEPS)
         return {
             "first_seconds": found.first_seconds,

@@ -196,7 +196,7 @@ def test_an_interrupted_run_shows_its_points(monkeypatch, run, tmp_path):
     measure = Models.measure
 
     def stopped(self, bench, row):
-        if (row.encoder.name, row.one, row.length) == ("LRU", "training", 24):
+        if (row.model, row.one, row.length) == ("LRU", "training", 24):
             signal.raise_signal(signal.SIGINT)
         return measure(self, bench, row)
 

@@ -13,9 +13,10 @@ from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
 from perf import decoding, models, segments, training
 from perf.decoding import bytes_of_a_step
 from perf.kernels import Kernel
-from perf.models import BASELINE, ENCODERS, PASSES, Size, best_points
+from perf.models import BASELINE, ENCODERS, PASSES, QUICK_SHAPE, best_points, config_of
 from perf.segments import QUICK as SEGMENT
 from perf.sizes import MODELS, sized
+from perf.timing import Bench
 from perf.training import flops_per_token
 from tests.tiers import thorough
 
@@ -60,11 +61,10 @@ def test_training_trains_and_inference_does_not(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(models, "SequenceClassifier", Kept)
-    size = Size(batch=2, n_layers=1, d_model=8, d_channel_mixing=8)
     loop = LoopConfig(batch_size=2, device="cpu")
     tokens, classes = torch.zeros(2, 10, dtype=torch.int64), torch.tensor([0, 1])
     for name, moves in (("training", True), ("inference", False)):
-        step = models.step_of(ENCODERS[1].config(size), name, loop)
+        step = models.step_of(config_of("HGRN", QUICK_SHAPE), name, loop)
         model = made.pop()
         assert model.training == moves
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -122,14 +122,14 @@ def test_the_faster_way_counts():
 
 
 def test_encoders_are_equal_but_for_their_mixers():
-    size = Size(n_layers=2, d_model=16, d_channel_mixing=32)
-    configs = [encoder.config(size) for encoder in ENCODERS]
+    configs = [config_of(name, QUICK_SHAPE) for name in ENCODERS]
     assert [config.mixer for config in configs] == ["attention", "hgru", "gate_loop", "lru"]
     for name in ("n_layers", "d_model", "d_channel_mixing", "channel_mixing", "dropout", "vocab_size"):
         assert len({getattr(config, name) for config in configs}) == 1
     assert not configs[0].mixer_args["causal"]
-    for encoder, config in zip(ENCODERS, configs, strict=True):
-        assert encoder.parameters(size) == parameters_of(SequenceClassifier(config))
+    _, fields = models.Models("cpu", quick=True).about(Bench(torch.device("cpu")))
+    counts = [model["parameters"] for model in fields["models"]]
+    assert counts == [parameters_of(SequenceClassifier(config)) for config in configs]
 
 
 @thorough
