@@ -354,6 +354,9 @@ def test_what_is_refused() -> None:
         make(mixer_args={"causal": False})
     with pytest.raises(ValueError, match=r"`memory` must be of the encoder.*got 'decoder' and None"):
         replace(model.config, memory={"kind": "memformer"})
+    hf = pytest.importorskip("linrec.hf", reason='the extra "hf" is not installed')
+    with pytest.raises(ValueError, match="got an `EncoderDecoder`"):
+        hf.to_hugging_face(model)
     with pytest.raises(ValueError, match="`cross_heads` must be at least 1"):
         replace(model.config, cross_heads=0)
 

@@ -11,7 +11,8 @@ from transformers.utils import CONFIG_NAME
 
 from linrec.hf.config import LinrecConfig
 from linrec.hf.model import LinrecForCausalLM
-from linrec.models import LanguageModel
+from linrec.models import EncoderDecoder, LanguageModel
+from linrec.rules import require
 
 __all__ = ["from_hugging_face", "to_hugging_face"]
 
@@ -25,7 +26,7 @@ def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = N
             `linrec publish` writes the tokenizer and a model card too.
 
     Raises:
-        ValueError: the model's outputs are not logits of its tokens.
+        ValueError: the model's outputs are not logits of its tokens, or it is an `EncoderDecoder`.
 
     Example:
         >>> import torch
@@ -36,6 +37,11 @@ def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = N
         True
     """
     config = model.config
+    require(
+        not isinstance(model, EncoderDecoder),
+        "`model` must be a language model of one sequence; got an `EncoderDecoder`, whose source the models "
+        "here do not take. Keep its `state_dict()`.",
+    )
     if config.n_outputs not in (None, config.vocab_size):
         raise ValueError(
             f"`model` must have one output per token of its vocabulary, {config.vocab_size}; got "

@@ -29,9 +29,9 @@ class EncoderDecoderConfig(ModelConfig):
 
     Args:
         encoder: the encoder, whose fields may also come as a dict. Its width may differ from the decoder's.
-        second: a second encoder of the same source, with an embedding of its own; None is none.
+        second: a second encoder of the same source, with an embedding of its own; None disables it.
         arn: an attentive recurrent network as the second encoder, which reads the embeddings of the first;
-            see `AttentiveRecurrence`. None is none.
+            see `AttentiveRecurrence`. None disables it.
         merge: how the decoder reads two encoders: "gate", by an attention to each, whose outputs a gate mixes
             in each block (`GatedReading`); or "concatenate", as one encoder whose output at a step is
             W [norm(U_1), norm(U_2)] + b, which `arn` does not have.
@@ -289,8 +289,8 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[tuple[State, ...], SegmentState]:
         """Return the state before the first token, and the encoder's memory, for the next source.
 
-        Only with `config.memory`. The decoder reads the outputs at the steps of this source alone; what it
-        knows of earlier ones has passed through the memory.
+        Only with `config.memory`. The decoder reads the outputs at the steps of this source alone. Earlier
+        sources reach it through the memory.
 
         Args:
             source: whole segments (b, s), or (b, s, n_features).

@@ -87,7 +87,7 @@ class SequenceEncoder(nn.Module):
     Args:
         config: the encoder's configuration; see `EncoderConfig`.
         memory: a memory that passes from segment to segment of the sequences, in its encoder form; see
-            `remember`. None is none.
+            `remember`. None disables it.
 
     Raises:
         ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks; or a
@@ -155,7 +155,7 @@ class SequenceEncoder(nn.Module):
     def encoded(
         self, x: Tensor, lengths: Tensor | None, dt: Tensor | None
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor | None]:
-        """Return the outputs of every step, and which steps are not padding (b, t); None if all are not."""
+        """Return the outputs of every step, and which steps are not padding (b, t); None without padding."""
         if self.memory is not None:
             require(
                 lengths is None and dt is None,
@@ -212,7 +212,7 @@ class SequenceEncoder(nn.Module):
         return self.norm(x), tuple(after)
 
     def _start(self, batch: int, position: int) -> tuple[State, ...]:
-        """Return the initial states of the blocks, which see later steps and have none."""
+        """Return the initial states of the blocks."""
         return tuple(block.init_state(batch, position=position) for block in self._blocks)
 
     @property

@@ -20,7 +20,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         y: the output (b, s, d).
-        visible: whether a step is not padding (b, s); None if no step is.
+        visible: whether a step is not padding (b, s); None without padding.
     """
 
     y: Float[Tensor, "b s d"]
@@ -33,7 +33,7 @@ class Source(NamedTuple):
     Attributes:
         k: keys (b, s, h, d).
         v: values (b, s, h, d).
-        visible: whether a step of the source is not padding (b, s); None if no step is.
+        visible: whether a step of the source is not padding (b, s); None without padding.
     """
 
     k: Float[Tensor, "b s h d"]

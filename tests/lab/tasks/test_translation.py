@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -249,40 +250,54 @@ def test_files_that_do_not_fit_each_other_are_refused(folder: Path) -> None:
         Translation(path=folder).split("test")
 
 
-def test_the_command_line_learns_to_reverse_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def command_line(folder: Path, *, width: int, steps: int, n: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the words of a run that learns to reverse strings, and the test pairs."""
     numbers = random.Random(0)
-    sources = {"".join(numbers.choices("abcd", k=numbers.randint(2, 6))): None for _ in range(3000)}
+    sources = {"".join(numbers.choices("abcd", k=numbers.randint(2, 6))): None for _ in range(n)}
     pairs = [(text, " ".join(reversed(text))) for text in sources]
-    write(tmp_path / "data", train=pairs[:-100], valid=pairs[-100:-50], test=pairs[-50:])
+    write(folder / "data", train=pairs[:-60], valid=pairs[-60:-30], test=pairs[-30:])
     words = ["train", "translation", "--data.path", "data", "--data.tokenizer", "characters"]
     words += ["--data.length", "16", "--model.mixer", "gru", "--model.encoder.mixer", "lru"]
     words += ["--model.encoder.mixer-args.r-min", "0.5", "--loop.compile", "off", "--loop.device", "cpu"]
     for side in ("--model.", "--model.encoder."):
-        words += [f"{side}d-model", "32", f"{side}n-layers", "1", f"{side}d-channel-mixing", "64"]
-    words += ["--loop.precision", "32-true", "--optim.lr", "0.01", "--optim.warmup-steps", "50"]
-    words += ["--loop.steps", "300", "--loop.eval-every", "150", "--loop.checkpoint-every", "200"]
-    assert main([*words, "--out", "whole"]) == 0
+        words += [f"{side}d-model", str(width), f"{side}n-layers", "1", f"{side}d-channel-mixing", "64"]
+    words += ["--loop.precision", "32-true", "--optim.lr", "0.01", "--optim.warmup-steps", f"{steps // 6}"]
+    words += ["--loop.steps", str(steps), "--loop.eval-every", str(steps // 2)]
+    return [*words, "--loop.checkpoint-every", str(2 * steps // 3)], pairs[-30:]
+
+
+def test_the_command_line_learns_to_reverse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, pairs = command_line(tmp_path, width=32, steps=300, n=3000)
+    assert main([*words, "--out", "run"]) == 0
     assert ", BLEU " in capsys.readouterr().out
-    run = load_run("whole")
+    run = load_run("run")
     assert run.result is not None and run.result["test"]["bleu"] > 60
     model = run.model()
     assert isinstance(model, EncoderDecoder) and model.config.encoder.mixer_args["r_min"] == 0.5
     task = run.config.task
     assert isinstance(task, Translation)
-    found = task.translate(model, [source for source, _ in pairs[-50:]], tokenizer=read_tokenizer("whole"))
-    right = sum(text == target for text, (_, target) in zip(found, pairs[-50:], strict=True))
-    assert right > 25
-    # as if it had stopped after the checkpoint of step 200
-    assert main([*words, "--out", "cut"]) == 0
+    found = task.translate(model, [source for source, _ in pairs], tokenizer=read_tokenizer("run"))
+    assert sum(text == target for text, (_, target) in zip(found, pairs, strict=True)) > 15
+    for command in ("generate", "eval", "inspect"):
+        assert main([command, "run"]) == 2
+        assert re.search("is not a language model|is an encoder-decoder", capsys.readouterr().err)
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, _ = command_line(tmp_path, width=8, steps=12, n=300)
+    for name in ("whole", "cut"):
+        assert main([*words, "--out", name]) == 0
+    # as if it had stopped after the checkpoint of step 8
     cut = Path("cut")
     (cut / "checkpoint.previous.safetensors").replace(cut / "checkpoint.safetensors")
     (cut / "result.json").unlink()
     assert main(["train", "--resume", "cut"]) == 0
     for name, tensor in load_run("cut").model().state_dict().items():
-        assert torch.equal(tensor, model.state_dict()[name]), name
+        assert torch.equal(tensor, load_run("whole").model().state_dict()[name]), name
 
 
 def test_the_recipe_has_an_encoder_decoder() -> None:

@@ -35,7 +35,7 @@ ON_SPEED = (
     "over seeds, and lowest to highest. Jobs that shared a device slowed each other. Memory is the peak "
     "memory of a step, excluding model and optimiser."
 )
-# pictures of probes: what is probed, and the x axis of each kind of probe
+# pictures of probes: title, caption, and the label of the x axis of each kind of probe
 PROBES = {
     "lengths": (
         "score by length",

@@ -59,7 +59,7 @@ class Processes:
         self.running[name] = _Child(process, gpu, share)
 
     def ended(self) -> dict[str, int]:
-        """Return the exit statuses of processes that have ended; wait a moment if there are none."""
+        """Return the exit statuses of processes that have ended; wait a moment if all still run."""
         statuses = {name: child.process.poll() for name, child in self.running.items()}
         ended = {name: status for name, status in statuses.items() if status is not None}
         for name in ended:

@@ -29,7 +29,7 @@ from linrec.lab.inspection.collect import (
 )
 from linrec.lab.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
 from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
-from linrec.lab.tasks import LanguageModeling, SplitName
+from linrec.lab.tasks import LanguageModeling, SourcedTask, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
 from linrec.lab.train.records import provenance
@@ -110,6 +110,11 @@ def choose_tokens(
     """
     if prompt is not None and (path is not None or split is not None):
         raise ConfigError("--prompt replaces the text; leave out --data.path and --split with it.")
+    if isinstance(run.config.task, SourcedTask):
+        raise ConfigError(
+            f"{run.path} is an encoder-decoder, whose decoder reads a source beside its tokens; `linrec "
+            "inspect` shows models of one sequence. Pass a run of a language model or a classifier."
+        )
     if n_tokens < 2:
         raise ConfigError(f"--tokens must be at least 2, so that one can affect another; got {n_tokens}.")
     if prompt is not None:

@@ -388,9 +388,7 @@ def language_task(run: Run) -> LanguageModeling:
     """Return the task of a run that trained a language model; any other run is a ConfigError."""
     task = run.config.task
     if not isinstance(task, LanguageModeling):
-        raise ConfigError(
-            f"{run.path} is not a language model: it was trained on {type(task).__name__}, which has no text."
-        )
+        raise ConfigError(f"{run.path} is not a language model: it was trained on {type(task).__name__}.")
     return task
 
 
