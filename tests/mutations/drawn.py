@@ -44,6 +44,12 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "choice(Decay, decay=decay)",
         "pass",
     ): CHECKED,
+    (
+        "models/recurrent_memory.py",
+        "RecurrentMemory._separated",
+        "0",
+        "1",
+    ): "steps that are hidden from a row may hold any number, since their outputs and states are replaced",
     ("mixers/srwm.py", "SRWM.__init__", "choice(Rates, rates=rates)", "pass"): CHECKED,
     (
         "mixers/fast_grnn.py",
@@ -312,7 +318,8 @@ class _Finder(ast.NodeVisitor):
         if len(first) == 2 and name not in ORDERED and not any(isinstance(x, ast.Starred) for x in first):
             self.change(node, self.with_field(node, args=[*reversed(first), *node.args[2:]]))
         for keyword in node.keywords:
-            if keyword.arg is not None:
+            # False is what `zip` takes for `strict` anyway
+            if keyword.arg is not None and ast.unparse(keyword) != "strict=False":
                 kept = [other for other in node.keywords if other is not keyword]
                 self.change(node, self.with_field(node, keywords=kept))
         self.generic_visit(node)
