@@ -1,5 +1,6 @@
 """The engine gives each request the tokens of `generate`, whoever else is in the batch."""
 
+import dataclasses
 import itertools
 import random
 import threading
@@ -34,8 +35,12 @@ PROMPTS = prompts_of(1, 3, 9, 17, 4, 9)
 PROMPTS.append([*PROMPTS[3][:12], 1, 2])
 
 
-def alone(model, prompt, n_tokens=10, **options):
-    return generate(model, torch.tensor([prompt]), n_tokens=n_tokens, **options).tokens[0].tolist()
+def alone(model, prompt, n_tokens=10, *, drawn=0, **options):
+    state, tokens = None, torch.tensor([prompt])
+    if drawn:
+        state = generate(model, tokens, n_tokens=0).state
+        state, tokens = dataclasses.replace(state, drawn=drawn), None
+    return generate(model, tokens, state=state, n_tokens=n_tokens, **options).tokens[0].tolist()
 
 
 def small(name, **options):
@@ -108,11 +113,17 @@ def test_a_fork_and_a_rollback_go_on_as_the_request_would(name):
     assert engine.counts["read"] == len(PROMPTS[2]) + len(PROMPTS[1]) - 2
     engine.rollback(request, 3)
     assert request.result() == expected
-    engine.rollback(request, 3, seed=5)
-    redrawn = alone(engine.model, PROMPTS[2] + expected[:7], 3, seed=5)
-    assert request.result()[:7] == expected[:7] and len(request.generated) == 10
-    assert request.generated[7:] != expected[7:] or redrawn
-    with pytest.raises(ValueError, match=r"`n_tokens` must be in 1 \.\. 10.*got 11"):
+    # twice, before a step: the iteration goes on behind what is left
+    engine.rollback(request, 2, seed=5)
+    engine.rollback(request, 1)
+    redrawn = list(request)
+    assert len(redrawn) == 3 and request.generated == expected[:7] + redrawn
+    assert redrawn == [
+        alone(engine.model, PROMPTS[2] + expected[:7] + redrawn[:n], 1, seed=5, drawn=7 + n)[0]
+        for n in range(3)
+    ]
+    assert engine.fork(request).result() == request.generated
+    with pytest.raises(ValueError, match=r"`n_tokens` must be at least 1 and at most 10; got 11"):
         engine.rollback(request, 11)
     assert other.result() == alone(engine.model, PROMPTS[1], seed=8)
 
@@ -171,8 +182,12 @@ def test_a_request_that_fails_harms_no_other():
     def unheard(request):
         raise BrokenPipeError("gone")
 
+    def nothing_left(tokens, logits):
+        return logits.fill_(-torch.inf)
+
     good = engine.submit(PROMPTS[1], n_tokens=10, seed=3)
     bad = engine.submit(PROMPTS[2], n_tokens=10, process=refused)
+    stuck = engine.submit(PROMPTS[2], n_tokens=10, process=nothing_left)
     even = engine.submit(PROMPTS[2], n_tokens=10, process=only_even)
     gone = engine.submit(PROMPTS[2], n_tokens=10, listener=unheard)
     assert all(token % 2 == 0 for token in even.result()) and len(even.generated) == 10
@@ -180,6 +195,8 @@ def test_a_request_that_fails_harms_no_other():
         bad.result()
     with pytest.raises(RequestError, match="gone"):
         gone.result()
+    with pytest.raises(RequestError, match="must leave a token"):
+        stuck.result()
     assert good.result() == alone(engine.model, PROMPTS[1], seed=3)
     broken = build("gate_loop")
     with torch.no_grad():
@@ -192,18 +209,56 @@ def test_a_request_that_fails_harms_no_other():
     assert good.result() == engine.submit([1, 2, 3], n_tokens=1, temperature=0).result()
 
 
-def test_a_step_that_fails_ends_all_requests_and_the_engine():
-    engine = small("gate_loop")
-    request = engine.submit(PROMPTS[1], n_tokens=10)
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_step_that_fails_ends_all_requests_and_the_engine(error, monkeypatch):
+    engine = small("gate_loop", slots=2)
+    found = [engine.submit(prompt, n_tokens=10) for prompt in PROMPTS[1:4]]
     engine.step()
-    engine.model.hidden = None
-    with pytest.raises(TypeError):
+
+    def failing(*args, **kwargs):
+        # a request that comes while the step fails
+        found.append(engine.submit([1], n_tokens=1))
+        raise error("none left")
+
+    monkeypatch.setattr(engine.model, "hidden", failing)
+    with pytest.raises(error):
         engine.step()
-    with pytest.raises(RequestError):
-        request.result()
+    for request in found:
+        with pytest.raises(RequestError):
+            request.result()
+    assert len(found) == 4 and not any(engine.open_requests.values())
     for refused in (engine.step, lambda: engine.submit([1], n_tokens=1)):
         with pytest.raises(EngineError):
             refused()
+
+
+@pytest.mark.parametrize("name", ["gate_loop", "attention"])
+def test_in_bfloat16_the_tokens_are_those_of_generate(name):
+    model = build(name, dtype=torch.float32)
+    engine = Engine(model, precision="bf16-mixed")
+    found = [
+        engine.submit(prompt, n_tokens=10, temperature=0, logprobs=1, echo=True) for prompt in PROMPTS[:1]
+    ]
+    for request, prompt in zip(found, PROMPTS, strict=False):
+        expected = alone(model, prompt, temperature=0, precision="bf16-mixed")
+        assert request.result() == expected and len(request.logprobs) == len(prompt) + 9
+
+
+def test_a_long_request_does_not_lengthen_the_caches_of_short_ones():
+    engine = small("attention", chunk=256, prompt_tokens=4096)
+    short = [engine.submit(prompt, n_tokens=9, seed=4) for prompt in PROMPTS[1:3]]
+    long = engine.submit(prompts_of(1100)[0], n_tokens=9, seed=4)
+    while engine.open_requests["running"] < 3:
+        engine.step()
+    lengths = [group[0].cache.k.shape[:2] for group in engine._running.state.states]
+    assert sorted(lengths) == [(1, 1100), (2, short[1].read)]
+    for request in (*short, long):
+        assert request.result() == alone(engine.model, request.tokens[: request.n_prompt], 9, seed=4)
+
+
+def test_a_draft_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="`draft` must have the tokens of `model`, 13; got 20"):
+        Engine(build("gate_loop"), draft=ModelDraft(build("gate_loop", vocab_size=20)))
 
 
 def test_threads_ask_a_running_engine_and_it_finishes_what_it_took():

@@ -115,10 +115,17 @@ def test_streams_are_the_completions_in_pieces(served):
 def test_stop_strings_end_a_text_wherever_tokens_end(served):
     _, engine, client = served
     text = text_of(engine.model, "that is", 40, seed=5)
+    echoed = client.completions.create(
+        model="tiny", prompt="that is", max_tokens=40, seed=5, stop=["is", text[10]], echo=True
+    )
+    assert echoed.choices[0].text == "that is" + text.split(text[10])[0].split("is")[0]
     for stop in (text[3:6], text[10], text[-1], "\x01\x02"):
         options = {"model": "tiny", "prompt": "that is", "max_tokens": 40, "seed": 5, "stop": [stop, "\x01"]}
         expected = text.split(stop)[0]
-        whole = client.completions.create(**options).choices[0]
+        found = client.completions.create(**options)
+        whole = found.choices[0]
+        # tokens behind the stop do not count
+        assert found.usage.completion_tokens == min(40, len(expected) + len(stop))
         assert (whole.text, whole.finish_reason) == (expected, "stop" if stop in text else "length")
         streamed = [piece.choices[0].text for piece in client.completions.create(**options, stream=True)]
         assert "".join(streamed) == expected
@@ -220,7 +227,13 @@ HOSTILE = {
     "cold": ({"prompt": "a", "temperature": -1}, "`temperature` is wrong"),
     "too many answers": ({"prompt": "a", "n": 10_000}, "1 to 16; got 10000"),
     "too many prompts": ({"prompt": ["a"] * 17}, "got 17"),
-    "many stops": ({"prompt": "a", "stop": ["x"] * 9}, "`stop`"),
+    "many stops": ({"prompt": "a", "stop": ["x"] * 9}, "`stop` must have at most 8"),
+    "very many stops": ({"prompt": "a", "stop": ["x"] * 900}, "`stop` must have at most 100"),
+    "nothing but faults": ({"prompt": [{}] * 30_000}, "`prompt` must be a text"),
+    "faults of bias": ({"prompt": "a", "logit_bias": {str(n): "x" for n in range(9000)}}, "at most 300"),
+    "bias beyond": ({"prompt": "a", "logit_bias": {"999": 1.0}}, "token ids in 0 .. 256"),
+    "bias twice": ({"prompt": "a", "logit_bias": {"1": 1.0, "01": 1.0}}, "each once"),
+    "options of no stream": ({"prompt": "a", "stream_options": {"include_usage": True}}, "needs `stream`"),
     "an empty stop": ({"prompt": "a", "stop": ""}, "`stop`"),
     "bias of no token": ({"prompt": "a", "logit_bias": {"x": 1.0}}, ""),
     "tools": ({"prompt": "a", "tools": []}, "`tools` is not supported"),
@@ -243,8 +256,17 @@ def test_hostile_bodies_get_an_error_of_one_sentence_and_harm_nobody():
             assert found["error"]["type"] == "invalid_request_error"
             assert (expected in message or what == "a large body") and "Traceback" not in message, what
             assert "\n" not in message, (what, message)
-        status, found = post(url, {"model": "tiny", "messages": []}, "/v1/chat/completions")
-        assert status == 400
+        for messages, expected in [
+            ([], "`messages` is wrong"),
+            ([{}] * 20_000, "at most 10000"),
+            ([{"role": "user"}], "`messages[0].content` is missing"),
+            (
+                [{"role": "user", "content": "a", "tool_calls": []}],
+                "`messages[0]`: `tool_calls` is not supported",
+            ),
+        ]:
+            status, found = post(url, {"model": "tiny", "messages": messages}, "/v1/chat/completions")
+            assert status == 400 and expected in found["error"]["message"], found
         status, found = post(url, {"model": "other", "prompt": "a"})
         assert status == 404 and "'tiny'" in found["error"]["message"]
         said = [{"role": "user", "content": "Hi"}]
@@ -322,7 +344,7 @@ def test_health_and_counters_tell_no_text(served):
 def test_a_failed_engine_answers_500_then_503():
     with serving() as (url, engine):
         engine.model.hidden = None
-        assert post(url, {"model": "tiny", "prompt": "a"})[0] == 500
+        assert post(url, {"model": "tiny", "prompt": "a prompt to read"})[0] == 500
         assert post(url, {"model": "tiny", "prompt": "a"})[0] == 503
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"{url}/health")

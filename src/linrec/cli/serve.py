@@ -1,11 +1,13 @@
 """`linrec serve RUN_OR_FOLDER`: answer requests of OpenAI's clients over HTTP."""
 
+import asyncio
 import re
 import sys
 import time
 from typing import Any
 
 import uvicorn
+from jinja2 import TemplateError
 
 from linrec.cli.options import ServeOptions
 from linrec.cli.output import say
@@ -21,6 +23,8 @@ from linrec.serve.http import make_app
 from linrec.serve.snapshot_files import load_snapshots, save_snapshots
 from linrec.text import Tokenizer, load_tokenizer
 
+# seconds that connections have when all answers are whole
+CLOSING = 3
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 BYTES = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})")
 
@@ -34,19 +38,21 @@ class _Server(uvicorn.Server):
         self.signalled: float | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to end."""
+        """Note the signal; it may come within any call, so that nothing else may happen here."""
         if self.signalled is not None:
             self.should_exit = self.force_exit = True
         else:
             self.signalled = time.monotonic()
-            self.engine.drain()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end, which uvicorn asks ten times a second."""
         if self.engine.failure is not None:
             self.should_exit = True
         if self.signalled is not None:
+            self.engine.drain()
             late = time.monotonic() - self.signalled > self.grace
+            if late:
+                await asyncio.to_thread(self.engine.stop, grace=0)
             self.should_exit |= late or not any(self.engine.open_requests.values())
         return await super().on_tick(counter)
 
@@ -72,19 +78,33 @@ def _run(options: ServeOptions) -> int:
         draft=NGramDraft(options.draft_tokens) if options.draft_tokens else None,
     )
     if options.state_dir is not None and options.state_dir.is_dir():
-        for refused in load_snapshots(engine.prefixes, options.state_dir, model):
+        for refused in load_snapshots(engine.prefixes, options.state_dir, model, precision=options.precision):
             say(f"linrec: left out: {refused}", file=sys.stderr)
     name = options.name or options.model.resolve().name
-    app = make_app(engine, tokenizer, name=name, chat_template=_chat_template(options), keys=keys)
+    template, specials = _chat_template(options)
+    try:
+        app = make_app(
+            engine, tokenizer, name=name, chat_template=template, specials=specials, keys=keys, grace=0
+        )
+    except TemplateError as error:
+        raise ConfigError(f"the chat template is wrong: {error}.") from error
     config = uvicorn.Config(
-        app, host=options.host, port=options.port, log_level="warning", access_log=False, server_header=False
+        app,
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSING,
+        timeout_keep_alive=CLOSING,
     )
     server = _Server(config, engine, options.grace)
     say(f"{name} at http://{options.host}:{options.port}/v1")
     server.run()
+    engine.stop(grace=0)
     if options.state_dir is not None:
         with writing(f"write snapshots to {options.state_dir}"):
-            count = save_snapshots(engine.prefixes, options.state_dir, model)
+            count = save_snapshots(engine.prefixes, options.state_dir, model, precision=options.precision)
         say(f"{count:,} snapshots in {options.state_dir}")
     if engine.failure is not None:
         raise engine.failure
@@ -104,17 +124,26 @@ def _model(options: ServeOptions) -> tuple[LanguageModel, Tokenizer]:
     return model, tokenizer_of(trained)
 
 
-def _chat_template(options: ServeOptions) -> str | None:
-    """Return the text of the chat template beside the tokenizer, or of the given file."""
-    path = options.chat_template or options.model / "chat_template.jinja"
+def _chat_template(options: ServeOptions) -> tuple[str | None, dict[str, str]]:
+    """Return the chat template, and the special tokens that it may name, of the folder."""
+    path, beside = options.chat_template or options.model / "chat_template.jinja", {}
     try:
+        if (options.model / "tokenizer_config.json").is_file():
+            beside = read_json(options.model / "tokenizer_config.json")
+        found = beside.get("chat_template")
         if options.chat_template is not None or path.is_file():
-            return path.read_text(encoding="utf-8")
-        beside = options.model / "tokenizer_config.json"
-        found = read_json(beside).get("chat_template") if beside.is_file() else None
+            found = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"the chat template {path} cannot be read: {reason(error)}.") from error
-    return found if isinstance(found, str) else None
+    if isinstance(found, list):
+        # several templates by name
+        found = {each.get("name"): each.get("template") for each in found}.get("default")
+    specials = {}
+    for name, token in beside.items():
+        spelt = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(spelt, str):
+            specials[name] = spelt
+    return found if isinstance(found, str) else None, specials
 
 
 def _keys(options: ServeOptions) -> list[str]:

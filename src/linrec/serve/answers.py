@@ -23,6 +23,7 @@ class Choice:
         answer: the request to the engine.
         tokenizer: makes text of its tokens.
         stops: texts that end the answer, without being part of it.
+        count: number of generated tokens up to the end of the text.
         text: the text so far, where it is collected.
         reason: "stop" or "length" as soon as the answer is whole.
     """
@@ -32,33 +33,45 @@ class Choice:
     answer: Request
     tokenizer: Tokenizer
     stops: Sequence[str]
+    count: int = 0
     text: str = ""
     reason: str | None = None
-    _taken: int = 0
     _held: str = ""
 
     def __post_init__(self) -> None:
         self._decoder = StreamDecoder(self.tokenizer)
+        # stops are looked for behind the prompt
+        self._echo = ""
         if self.answer.options.echo:
-            self._held = self.tokenizer.decode(self.answer.tokens[: self.answer.n_prompt])
+            self._echo = self.tokenizer.decode(self.answer.tokens[: self.answer.n_prompt])
 
     def take(self) -> str:
         """Return the text of new tokens, but the beginning of what may be a stop."""
-        ended, tokens = self.answer.ended, self.answer.generated[self._taken :]
-        self._taken += len(tokens)
-        end = self.tokenizer.end_of_document
-        self._held += "".join(self._decoder.feed(token) for token in tokens if token != end)
+        ended, answer = self.answer.ended, self.answer
+        for token in answer.tokens[answer.n_prompt + self.count :]:
+            self.count += 1
+            if token != self.tokenizer.end_of_document:
+                self._held += self._decoder.feed(token)
+            if self._stopped():
+                return self._released(len(self._held))
         if ended is not None:
             self._held += self._decoder.finish()
-            self.reason = "stop" if ended == "stop" else "length"
+            if not self._stopped():
+                self.reason = "stop" if ended == "stop" else "length"
+            return self._released(len(self._held))
+        beginnings = (stop[:n] for stop in self.stops for n in range(1, len(stop)))
+        kept = max((len(part) for part in beginnings if self._held.endswith(part)), default=0)
+        return self._released(len(self._held) - kept)
+
+    def _stopped(self) -> bool:
+        """Cut the text at a stop; return whether there is one."""
         found = [place for stop in self.stops if (place := self._held.find(stop)) >= 0]
         if found:
             self.reason, self._held = "stop", self._held[: min(found)]
-        kept = 0
-        if self.reason is None:
-            beginnings = (stop[:n] for stop in self.stops for n in range(1, len(stop)))
-            kept = max((len(part) for part in beginnings if self._held.endswith(part)), default=0)
-        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return bool(found)
+
+    def _released(self, length: int) -> str:
+        text, self._held, self._echo = self._echo + self._held[:length], self._held[length:], ""
         return text
 
     @property
@@ -67,10 +80,12 @@ class Choice:
         answer = self.answer
         if answer.options.logprobs is None:
             return None
-        tokens = answer.tokens if answer.options.echo else answer.generated
+        tokens = answer.tokens[: answer.n_prompt + self.count]
+        if not answer.options.echo:
+            tokens = tokens[answer.n_prompt :]
         # nothing comes before the first token
         first: list[LogProb | None] = [None] if answer.options.echo else []
-        found = first + answer.logprobs
+        found = (first + answer.logprobs)[: len(tokens)]
         texts = [self.tokenizer.decode([token]) for token in tokens]
         return {
             "tokens": texts,

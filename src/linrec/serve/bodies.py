@@ -1,75 +1,122 @@
-"""The bodies of OpenAI's completions, as far as the server has them; all other fields are refused."""
+"""The bodies of OpenAI's completions, as far as the server has them; all other fields are refused.
+
+A check ends at the first fault: a body of a megabyte of faults must not make a list of them.
+"""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, model_validator
 from torch import Tensor
 
 from linrec.serve.request import Process
 
 __all__ = ["Body", "ChatBody", "CompletionBody"]
 
+# entries of fields that hold several
+MOST = {"logit_bias": 300, "messages": 10_000, "content": 1000, "stop": 100, "stream_options": 1}
 
-class Body(BaseModel):
-    """The fields that both kinds of completions have."""
 
+class _Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _first_fault(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if unknown := next((name for name in values if name not in cls.model_fields), None):
+            raise ValueError(f"`{unknown[:80]}` is not supported by this server. Leave it out.")
+        for name, most in MOST.items():
+            given = values.get(name)
+            if isinstance(given, (dict, list)) and len(given) > most:
+                raise ValueError(f"`{name}` must have at most {most} entries; got {len(given):,}.")
+        return values
+
+
+def _stops(given: Any) -> list[str]:
+    """Return the texts that end an answer."""
+    texts = [given] if isinstance(given, str) else given or []
+    if not isinstance(texts, list) or any(
+        type(text) is not str or not 0 < len(text) <= 100 for text in texts
+    ):
+        raise ValueError("`stop` must be a text of 1 to 100 characters, or a list of such texts.")
+    return texts
+
+
+class Body(_Checked):
+    """The fields that both kinds of completions have."""
+
     model: str
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: dict[Literal["include_usage"], bool] | None = None
-    stop: Annotated[str, Field(max_length=100)] | list[Annotated[str, Field(max_length=100)]] | None = None
+    stop: Annotated[list[str], PlainValidator(_stops)] = []
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
-
-    @property
-    def stops(self) -> list[str]:
-        """Texts that end an answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def tokens(self) -> int | None:
         """The most tokens of an answer; None for as many as fit."""
         raise NotImplementedError
 
-    def process(self, n_prompt: int) -> Process | None:
+    def process(self, n_prompt: int, vocab_size: int) -> Process | None:
         """Return the change of logits by penalties and biases; None without them.
 
         Args:
             n_prompt: number of tokens of the prompt, which penalties do not count.
+            vocab_size: number of tokens.
+
+        Raises:
+            ValueError: a key of `logit_bias` is not a token.
         """
         presence, frequency = self.presence_penalty or 0.0, self.frequency_penalty or 0.0
-        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items() if token.isdecimal()}
+        if len(bias) != len(self.logit_bias or {}) or any(token >= vocab_size for token in bias):
+            raise ValueError(f"`logit_bias` must have token ids in 0 .. {vocab_size - 1} as keys, each once.")
         if not (presence or frequency or bias):
             return None
+        biased, values = torch.tensor([*bias], dtype=torch.int64), torch.tensor([*bias.values()])
+        counts, counted = torch.zeros(vocab_size), n_prompt
 
         def changed(tokens: Sequence[int], logits: Tensor) -> Tensor:
-            counts = torch.bincount(torch.tensor(tokens[n_prompt:], dtype=torch.int64), minlength=len(logits))
-            counts = counts[: len(logits)].to(logits)
-            logits = logits - frequency * counts - presence * (counts > 0)
-            for token, value in bias.items():
-                if 0 <= token < len(logits):
-                    logits[token] += value
-            return logits
+            nonlocal counted
+            # the tokens since the last call
+            new = torch.tensor(tokens[counted:], dtype=torch.int64)
+            counts.index_add_(0, new, torch.ones(len(new)))
+            counted = len(tokens)
+            seen = counts.to(logits)
+            logits = logits - frequency * seen - presence * (seen > 0)
+            return logits.index_add(0, biased.to(logits.device), values.to(logits))
 
         return changed
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    """Return the prompts of a body, texts or token ids."""
+    if isinstance(given, str) or (isinstance(given, list) and given and type(given[0]) is int):
+        given = [given]
+    if not isinstance(given, list):
+        raise ValueError("`prompt` must be a text, token ids, or a list of them.")
+    for each in given:
+        if not isinstance(each, str) and not (
+            isinstance(each, list) and all(type(token) is int for token in each)
+        ):
+            raise ValueError("`prompt` must be a text, token ids, or a list of them.")
+    return given
 
 
 class CompletionBody(Body):
     """A body of `/v1/completions`; prompts are texts or token ids."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -80,29 +127,31 @@ class CompletionBody(Body):
         return self.max_tokens
 
 
-class Part(BaseModel):
-    """A part of a message, which must be text."""
+def _content(given: Any) -> str:
+    """Return the text of a message, which may come in parts."""
+    if isinstance(given, str):
+        return given
+    texts = []
+    for part in given if isinstance(given, list) else [None]:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise ValueError("`content` must be a text, or a list of parts of the type 'text'.")
+        texts.append(text)
+    return "".join(texts)
 
-    model_config = ConfigDict(extra="forbid", strict=True)
 
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
+class Message(_Checked):
     """A message of a chat."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: Annotated[str, PlainValidator(_content)]
     name: str | None = None
 
 
 class ChatBody(Body):
     """A body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 

@@ -19,12 +19,23 @@ from linrec.serve.sampling import choose
 __all__ = ["Draft", "ModelDraft", "NGramDraft"]
 
 
+# tokens of a prompt whose n-grams are indexed
+INDEXED = 4096
+# tokens of a prompt that are read together
+PIECE = 256
+
+
 class Draft(abc.ABC):
     """Proposes tokens that the model then reads in one call; a wrong proposal costs time and changes nothing.
 
     Args:
         n_tokens: number of tokens k of a proposal.
+
+    Attributes:
+        vocab_size: number of tokens that it proposes from; None where it has no vocabulary of its own.
     """
+
+    vocab_size: int | None = None
 
     def __init__(self, n_tokens: int) -> None:
         at_least(1, n_tokens=n_tokens)
@@ -34,6 +45,9 @@ class Draft(abc.ABC):
     def propose(self, requests: Sequence[Request]) -> Tensor:
         """Return the proposed tokens after `request.tokens` of each request, (b, k) int64 on the CPU."""
 
+    def forget(self, request: Request) -> None:  # noqa: B027
+        """Drop what is kept of a request, which has ended."""
+
 
 class NGramDraft(Draft):
     """The tokens that followed the last n tokens when they came before, for the largest n that was seen.
@@ -41,6 +55,8 @@ class NGramDraft(Draft):
     Args:
         n_tokens: number of tokens k of a proposal.
         longest: the largest n.
+
+    Of a prompt, the last 4,096 tokens count.
 
     Source: Saxena, Prompt Lookup Decoding (2023); Yang and others, Inference with Reference (2023,
     arXiv:2304.04487).
@@ -58,6 +74,10 @@ class NGramDraft(Draft):
         """Return the tokens after the last occurrence of the newest n-gram, or copies of the last token."""
         return torch.tensor([self._proposed(request) for request in requests])
 
+    def forget(self, request: Request) -> None:
+        """Drop the n-grams of a request."""
+        self._seen.pop(request, None)
+
     def _proposed(self, request: Request) -> list[int]:
         tokens = request.tokens
         seen, ends = self._seen.get(request, (0, {}))
@@ -65,7 +85,7 @@ class NGramDraft(Draft):
             # after a rollback
             seen, ends = 0, {}
         # an n-gram counts once a token has followed it
-        for end in range(max(seen, 1), len(tokens)):
+        for end in range(max(seen, 1, len(tokens) - INDEXED), len(tokens)):
             for n in range(1, min(self.longest, end) + 1):
                 ends[tuple(tokens[end - n : end])] = end
         self._seen[request] = len(tokens), ends
@@ -90,14 +110,16 @@ class ModelDraft(Draft):
 
     def __init__(self, model: LanguageModel, n_tokens: int = 4) -> None:
         super().__init__(n_tokens)
-        self.vocab_size = checked_vocabulary(model, None)
-        self.model = model
+        checked_vocabulary(model, None)
+        self.model, self.vocab_size = model, model.config.vocab_size
         # of each request the number of tokens read, and the state after them
         self._states: weakref.WeakKeyDictionary[Request, tuple[int, State]] = weakref.WeakKeyDictionary()
 
     def propose(self, requests: Sequence[Request]) -> Tensor:
         """Return k tokens that the model draws one after another."""
         device = next(self.model.parameters()).device
+        for request in requests:
+            self._read_prompt(request)
         kept = [self._kept(request) for request in requests]
         new = [torch.tensor(request.tokens[read:]) for request, (read, _) in zip(requests, kept, strict=True)]
         tokens = pad_sequence(new, batch_first=True).to(device)
@@ -114,6 +136,20 @@ class ModelDraft(Draft):
             logits = self.model.head(x[:, -1:])
             found.append(choose(logits, requests, ahead=ahead))
         return torch.cat(found, 1).cpu()
+
+    def forget(self, request: Request) -> None:
+        """Drop the state of a request."""
+        self._states.pop(request, None)
+
+    def _read_prompt(self, request: Request) -> None:
+        """Read the tokens of a long prompt alone, in pieces."""
+        read, state = self._kept(request)
+        device = next(self.model.parameters()).device
+        while len(request.tokens) - read > PIECE:
+            tokens = torch.tensor([request.tokens[read : read + PIECE]], device=device)
+            _, state = self.model.hidden(tokens, state)
+            read += PIECE
+            self._states[request] = read, state
 
     def _kept(self, request: Request) -> tuple[int, State]:
         """Return the tokens read and the state, from before the tokens that a rollback took."""

@@ -110,13 +110,18 @@ class Engine:
             f"`model` must be causal; the mixer {model.config.mixer!r} sees later steps. Train it with "
             "`causal=True`.",
         )
+        require(
+            draft is None or draft.vocab_size in (None, model.config.vocab_size),
+            f"`draft` must have the tokens of `model`, {model.config.vocab_size}; got "
+            f"{draft and draft.vocab_size}.",
+        )
         self.model = with_weights_cast(model, precision)
         self.slots, self.chunk, self.prompt_tokens = slots, chunk, prompt_tokens
         self.max_waiting, self.max_length = max_waiting, max_length
         self.deterministic, self.draft = deterministic, draft
         self.prefixes = PrefixTree(snapshots)
         self.counts: Counter[str] = Counter()
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._precision = precision
         self._device = next(model.parameters()).device
         self._waiting: deque[Request] = deque()
@@ -124,7 +129,8 @@ class Engine:
         self._running = Rows(self.model)
         # what other threads ask for, done between steps
         self._inbox: deque[Callable[[], None]] = deque()
-        self._stepping, self._wake = threading.RLock(), threading.Event()
+        self._stepping, self._entering, self._wake = threading.RLock(), threading.RLock(), threading.Event()
+        self._n_entering = 0
         self._thread: threading.Thread | None = None
         self._draining = False
 
@@ -212,8 +218,9 @@ class Engine:
         child = Request(self, list(request.tokens), request.n_prompt, options, listener)
 
         def copied() -> None:
-            child.tokens, child.logprobs = list(request.tokens), list(request.logprobs)
+            child.tokens = list(request.tokens)
             if request in self._running.requests:
+                child.logprobs = list(request.logprobs)
                 self._keep(request, self._running.of(self._running.requests.index(request)))
 
         return self._entered(child, before=copied)
@@ -221,27 +228,27 @@ class Engine:
     def rollback(self, request: Request, n_tokens: int, *, seed: int | None = None) -> None:
         """Take back the last generated tokens of a request, and generate from there.
 
+        The iteration over the request then goes on behind the tokens that are left.
+
         Args:
             request: the request, which may have ended.
-            n_tokens: number of tokens to take back.
+            n_tokens: number of tokens to take back, of the tokens so far.
             seed: a new seed; None is the seed as before, which gives the same tokens again.
 
         Raises:
             ValueError: the request has generated fewer tokens.
+            EngineError: the engine is stopped or has failed.
         """
-        generated = len(request.generated)
-        require(
-            1 <= n_tokens <= generated,
-            f"`n_tokens` must be in 1 .. {generated}, the number of generated tokens; got {n_tokens}.",
-        )
-        length = len(request.tokens) - n_tokens
+        with self._entering:
+            self._check_accepts()
+            length = request.revive(n_tokens)
 
-        def back() -> None:
-            self._leave([request])
-            request.cut(length, seed)
-            self._waiting.append(request)
+            def back() -> None:
+                self._leave([request])
+                request.cut(length, seed)
+                self._waiting.append(request)
 
-        self._ask(back)
+            self._ask(back)
 
     def step(self) -> bool:
         """Read a piece of some prompts and generate a token of each running request.
@@ -256,21 +263,25 @@ class Engine:
             if self.failure is not None:
                 raise EngineError(f"the engine has failed: {self.failure}") from self.failure
             try:
-                while self._inbox:
-                    self._inbox.popleft()()
+                self._obey()
                 self._expire()
                 self._admit()
                 self._read()
                 self._generate()
-            except Exception as error:
-                self.failure = error
+            except BaseException as error:
+                with self._entering:
+                    self.failure = error
+                # the requests that came during the step end too
+                self._obey()
                 self._end(self._open(), "error", error)
                 raise
             return bool(self._waiting or self._reading or self._running)
 
     def start(self) -> None:
         """Run the engine in a thread of its own until `stop`."""
-        require(self._thread is None, "the engine runs already; `start` is called once.")
+        require(
+            self._thread is None and self.accepts, "`start` is called once; make another engine after `stop`."
+        )
         self._thread = threading.Thread(target=self._run, name="linrec-engine", daemon=True)
         self._thread.start()
 
@@ -308,7 +319,7 @@ class Engine:
     def open_requests(self) -> dict[str, int]:
         """Numbers of requests that are "waiting", "reading" and "running"."""
         return {
-            "waiting": len(self._waiting) + len(self._inbox),
+            "waiting": len(self._waiting) + self._n_entering,
             "reading": len(self._reading),
             "running": len(self._running),
         }
@@ -320,9 +331,10 @@ class Engine:
             except Exception:
                 # kept as `failure`; the requests have ended
                 return
-            if not busy and not self._inbox:
-                if self._draining:
+            with self._entering:
+                if not busy and not self._inbox and self._draining:
                     return
+            if not busy and not self._inbox:
                 self._wake.wait()
                 self._wake.clear()
 
@@ -330,29 +342,44 @@ class Engine:
         self._inbox.append(command)
         self._wake.set()
 
-    def _entered(self, request: Request, *, before: Callable[[], None] = lambda: None) -> Request:
+    def _obey(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _check_accepts(self) -> None:
         if not self.accepts:
             raise EngineError("the engine is stopped, and takes no requests.")
-        free = self.slots - len(self._reading) - len(self._running)
-        if len(self._waiting) + len(self._inbox) >= self.max_waiting + free:
-            raise EngineFull(f"{self.max_waiting} requests wait already; ask again later.")
 
+    def _entered(self, request: Request, *, before: Callable[[], None] = lambda: None) -> Request:
         def enter() -> None:
+            self._n_entering -= 1
             before()
-            self._waiting.append(request)
+            if request.complete:
+                # a fork of a complete answer
+                request.end(request.complete)
+            else:
+                self._waiting.append(request)
 
-        self._ask(enter)
+        with self._entering:
+            self._check_accepts()
+            free = self.slots - len(self._reading) - len(self._running)
+            if len(self._waiting) + self._n_entering >= self.max_waiting + free:
+                raise EngineFull(f"{self.max_waiting} requests wait already; ask again later.")
+            self._n_entering += 1
+            self._ask(enter)
         return request
 
     def _open(self) -> list[Request]:
         return [*self._waiting, *self._reading, *self._running.requests]
 
-    def _end(self, requests: Sequence[Request], why: Ended, error: Exception | None = None) -> None:
+    def _end(self, requests: Sequence[Request], why: Ended, error: BaseException | None = None) -> None:
         """End the open ones of these requests."""
         requests = [request for request in requests if request.ended is None]
         self._leave(requests)
         self.counts[why] += len(requests)
         for request in requests:
+            if self.draft is not None:
+                self.draft.forget(request)
             request.end(why, error)
 
     def _leave(self, requests: Sequence[Request]) -> None:
@@ -373,7 +400,7 @@ class Engine:
         while self._waiting and len(self._reading) + len(self._running) < self.slots:
             request = self._waiting.popleft()
             # a running row has read all tokens but the newest
-            known = [] if request.options.echo else request.tokens[:-1]
+            known = [] if request.scores_prompt else request.tokens[:-1]
             request.read, state = self.prefixes.find(known, salt=request.options.salt)
             request.cached = min(request.read, request.n_prompt)
             self.counts["cached"] += request.read
@@ -383,8 +410,10 @@ class Engine:
     def _run_on(self, requests: Sequence[Request]) -> None:
         """Let requests generate that have read their prompt."""
         if requests:
-            state = joined_rows(self.model, [([request], self._reading.pop(request)) for request in requests])
+            state = joined_rows(self.model, [([request], self._reading[request]) for request in requests])
             self._running.join(requests, state)
+            for request in requests:
+                del self._reading[request]
 
     def _read(self) -> None:
         """Read a piece of the prompts that have waited longest for it, pieces of one length together."""
@@ -401,17 +430,18 @@ class Engine:
 
     def _read_piece(self, requests: Sequence[Request], length: int) -> None:
         rows = Rows(self.model)
-        parts = [([request], self._reading.pop(request)) for request in requests]
+        parts = [([request], self._reading[request]) for request in requests]
         rows.join(requests, joined_rows(self.model, parts))
         tokens = torch.tensor([request.tokens[request.read : request.read + length] for request in requests])
         x, rows.state = self._hidden(tokens, rows)
         self.counts["read"] += tokens.numel()
         for row, request in enumerate(requests):
-            if request.options.echo:
+            if request.scores_prompt:
                 after = request.tokens[request.read + 1 : request.read + length + 1]
-                request.score(self.model.head(x[row])[:, : self.vocab_size], after)
+                request.score(self._head(x[row]), after)
             request.read += length
             # behind the others, so that long prompts do not hold up short ones
+            del self._reading[request]
             self._reading[request] = rows.of(row)
             if request.read % self.interval == 0 or not request.unread:
                 self._keep(request, self._reading[request])
@@ -426,18 +456,15 @@ class Engine:
         if self.draft is not None:
             given = torch.cat([given, self.draft.propose(requests)], 1)
         x, after = self._hidden(given, rows)
-        logits = torch.cat([self.model.head(part) for part in x.split(1 if self.deterministic else len(x))])
-        logits = logits[..., : self.vocab_size]
+        logits = torch.cat([self._head(part) for part in x.split(1 if self.deterministic else len(x))])
         valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
-        errors: dict[Request, Exception] = {
-            request: ValueError("its logits are not finite. Use a higher `precision`, or other weights.")
-            for request, n in zip(requests, valid, strict=True)
-            if n == 0
-        }
-        plain = logits
+        plain, errors = logits, dict[Request, Exception]()
         if any(request.options.process for request in requests):
             logits = logits.clone()
-        errors |= self._processed(logits, [request for request in requests if request not in errors])
+            errors = self._processed(logits, requests)
+        for request, n in zip(requests, valid, strict=True):
+            if n == 0:
+                errors[request] = ValueError("its logits are not finite. Use other weights or precision.")
         chosen = choose(logits, requests).tolist()
         new = {
             request: request.accepted(*found)
@@ -455,10 +482,11 @@ class Engine:
             self.counts["generated"] += len(tokens)
             if (error := request.extend(tokens)) is not None:
                 errors[request] = error
-        rows.state = levelled(self.model, rows.state, max(request.read for request in requests))
+        rows.state = levelled(self.model, rows.state, [request.read for request in requests])
         for row, request in enumerate(requests):
             if request not in errors and (request.complete or request.read % self.interval == 0):
                 self._keep(request, rows.of(row))
+        self._leave(list(errors))
         for request, error in errors.items():
             self._end([request], "error", error)
         for why in ("stop", "length"):
@@ -467,12 +495,18 @@ class Engine:
     def _processed(self, logits: Tensor, requests: Sequence[Request]) -> dict[Request, Exception]:
         """Let requests change the logits of their next token; return the errors of those that fail."""
         errors: dict[Request, Exception] = {}
-        for row, request in enumerate(self._running.requests):
-            if request in requests and request.options.process is not None:
-                try:
-                    logits[row, 0] = request.options.process(request.tokens, logits[row, 0])
-                except Exception as error:
-                    errors[request] = error
+        for row, request in enumerate(requests):
+            if request.options.process is None:
+                continue
+            try:
+                found = request.options.process(request.tokens, logits[row, 0])
+                require(
+                    bool(torch.isfinite(found).any() and (found < math.inf).all()),
+                    "`process` must leave a token to choose, and no NaN; got logits without one.",
+                )
+                logits[row, 0] = found
+            except Exception as error:
+                errors[request] = error
         return errors
 
     def _hidden(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, State]:
@@ -484,6 +518,12 @@ class Engine:
             alone = [self.model.hidden(tokens[row, None], rows.of(row)) for row in range(len(rows))]
         state = joined((torch.tensor([row], device=self._device), alone[row][1]) for row in range(len(rows)))
         return torch.cat([x for x, _ in alone]), state
+
+    def _head(self, x: Tensor) -> Tensor:
+        """Return the logits of the tokens to choose from."""
+        with autocast(self._precision, self._device):
+            logits: Tensor = self.model.head(x)[..., : self.vocab_size]
+        return logits
 
     def _behind(self, given: Tensor, rows: Rows, after: State, counts: Sequence[int]) -> State:
         """Return the state of rows after some of the given tokens: read again, where it is not all of them.

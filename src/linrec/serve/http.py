@@ -28,6 +28,8 @@ from typing import Annotated, Any, TypeAlias
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -45,6 +47,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
 Receive: TypeAlias = Callable[[], Awaitable[Any]]
 
+FAILED = "the answer failed, since its logits were not finite or the engine stopped. Ask again."
 # seconds between looks at whether a client is still there
 PATIENCE = 0.25
 
@@ -80,6 +83,7 @@ def make_app(
     *,
     name: str,
     chat_template: str | None = None,
+    specials: Mapping[str, str] = {},
     keys: Iterable[str] = (),
     limits: Limits = Limits(),
     grace: float = 30.0,
@@ -98,11 +102,12 @@ def make_app(
         tokenizer: the model's tokenizer.
         name: name of the model, which requests must give.
         chat_template: Jinja template of a chat, as in Hugging Face's folders; None refuses chats.
+        specials: texts of tokens that the template names, such as "bos_token".
         keys: API keys, of which each request needs one; without keys, everybody may ask.
         limits: limits of a request.
         grace: seconds that open requests have at the end.
     """
-    service = _Service(engine, tokenizer, name, chat_template, limits)
+    service = _Service(engine, tokenizer, name, chat_template, specials, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -138,10 +143,13 @@ def make_app(
 
     @app.get("/v1/models")
     async def models(salt: Salt) -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [{"id": name, "object": "model", "created": service.begun, "owned_by": "linrec"}],
-        }
+        return {"object": "list", "data": [service.about]}
+
+    @app.get("/v1/models/{wanted:path}")
+    async def model(wanted: str, salt: Salt) -> dict[str, Any]:
+        if wanted != name:
+            raise Refused(404, f"there is no model {wanted!r}; this server has {name!r}.", param="model")
+        return service.about
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -158,14 +166,23 @@ class _Service:
     """Answers of one engine."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, name: str, chat_template: str | None, limits: Limits
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        name: str,
+        chat_template: str | None,
+        specials: Mapping[str, str],
+        limits: Limits,
     ) -> None:
         self.engine, self.tokenizer, self.name, self.limits = engine, tokenizer, name, limits
-        self.begun = int(time.time())
+        self.specials = {"bos_token": "", "eos_token": getattr(tokenizer, "end", None) or "", **specials}
+        self.about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "linrec"}
         self.template = None
         if chat_template is not None:
             # a template comes with a model, from anywhere
-            sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            sandbox = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+            )
             sandbox.globals["raise_exception"] = _raise
             self.template = sandbox.from_string(chat_template)
         self.registry = CollectorRegistry()
@@ -193,27 +210,18 @@ class _Service:
 
     def prompts(self, body: CompletionBody) -> list[list[int]]:
         """Return the tokens of each prompt."""
-        prompt: Any = body.prompt
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            prompt = [prompt]
-        return [self._encoded(each) if isinstance(each, str) else each for each in prompt]
+        return [self._encoded(each) if isinstance(each, str) else each for each in body.prompt]
 
     def rendered(self, body: ChatBody) -> list[int]:
         """Return the tokens of a chat."""
         if self.template is None:
             raise Refused(400, "this model has no chat template. Use /v1/completions.")
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        for message in messages:
-            if not isinstance(message["content"], str):
-                message["content"] = "".join(part["text"] for part in message["content"])
         try:
-            text = self.template.render(messages=messages, add_generation_prompt=True, **self._specials())
+            text = self.template.render(messages=messages, add_generation_prompt=True, **self.specials)
         except Exception as error:
             raise Refused(400, f"the chat template refuses `messages`: {error}", param="messages") from error
         return self._encoded(text)
-
-    def _specials(self) -> dict[str, str]:
-        return {"bos_token": "", "eos_token": getattr(self.tokenizer, "end", None) or ""}
 
     def _encoded(self, text: str) -> list[int]:
         try:
@@ -242,23 +250,23 @@ class _Service:
             choice.text += text
         for choice in choices:
             if choice.answer.ended == "error":
-                raise Refused(500, f"the answer failed: {choice.answer.error}")
+                raise Refused(500, FAILED)
         return JSONResponse(written.whole(choices) | {"usage": self._usage(choices)})
 
     def _submitted(
         self, body: Body, salt: str, prompts: Sequence[Sequence[int]], told: asyncio.Queue[int]
     ) -> list[Choice]:
         """Ask the engine for all answers of a body, or for none."""
-        count, stops = len(prompts) * (body.n or 1), body.stops
+        count, stops = len(prompts) * (body.n or 1), body.stop
         if not 1 <= count <= self.limits.choices:
             raise Refused(
                 400, f"`n` times the prompts must be 1 to {self.limits.choices}; got {count}.", param="n"
             )
-        if len(stops) > self.limits.stops or "" in stops:
-            raise Refused(
-                400, f"`stop` must be at most {self.limits.stops} texts that are not empty.", param="stop"
-            )
+        if len(stops) > self.limits.stops:
+            raise Refused(400, f"`stop` must have at most {self.limits.stops} texts.", param="stop")
         logprobs, echo = getattr(body, "logprobs", None), bool(getattr(body, "echo", None))
+        if body.stream_options is not None and not body.stream:
+            raise Refused(400, "`stream_options` needs `stream`.", param="stream_options")
         if body.stream and (logprobs is not None or echo):
             raise Refused(400, "`logprobs` and `echo` are not supported with `stream`.", param="stream")
         loop, end = asyncio.get_running_loop(), self.tokenizer.end_of_document
@@ -277,13 +285,13 @@ class _Service:
                 answer = self.engine.submit(
                     prompt,
                     n_tokens=max(1, room if body.tokens is None else body.tokens),
-                    temperature=body.temperature,
+                    temperature=1.0 if body.temperature is None else body.temperature,
                     top_k=body.top_k,
                     top_p=body.top_p,
                     seed=seed + repeat,
                     stop=() if end is None else (end,),
                     seconds=self.limits.seconds,
-                    process=body.process(len(prompt)),
+                    process=body.process(len(prompt), self.engine.vocab_size),
                     logprobs=logprobs,
                     echo=echo,
                     salt=salt,
@@ -337,7 +345,7 @@ class _Service:
         async with contextlib.aclosing(pieces):
             async for choice, text in pieces:
                 if choice.answer.ended == "error":
-                    yield _event(_error(500, f"the answer failed: {choice.answer.error}"))
+                    yield _event(_error(500, FAILED))
                     break
                 yield _event(written.piece(choice, text))
         if usage:
@@ -349,7 +357,7 @@ class _Service:
         first = {choice.prompt: choice.answer for choice in reversed(choices)}
         read = sum(answer.n_prompt for answer in first.values())
         cached = sum(answer.cached for answer in first.values())
-        new = sum(len(choice.answer.generated) for choice in choices)
+        new = sum(choice.count for choice in choices)
         return {
             "prompt_tokens": read,
             "completion_tokens": new,
@@ -390,18 +398,25 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """Answer a body of another form: one sentence that names the field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    # the names of alternatives stand between the field and its parts
-    place = [str(part) for part in first["loc"] if part != "body"]
-    name = place[0] if place else None
-    what = "the body must be a JSON object. Send it with `Content-Type: application/json`."
-    named = {
-        "extra_forbidden": f"`{name}` is not supported by this server. Leave it out.",
-        "missing": f"`{name}` is missing.",
-        "json_invalid": "the body is not JSON.",
-    }
-    if name is not None:
-        what = named.get(first["type"], f"`{name}` is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}.")
-    return JSONResponse(_error(400, what, name), 400)
+    name = ""
+    for part in first["loc"]:
+        # the names of types stand between a field and its parts
+        if part != "body" and isinstance(part, int):
+            name += f"[{part}]"
+        elif part != "body" and (not name or name.endswith("]")):
+            name += f".{part}" if name else str(part)
+    message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    what = {"missing": f"`{name}` is missing.", "json_invalid": "the body is not JSON."}.get(
+        first["type"], f"`{name}` is wrong: {message}."
+    )
+    if first["type"] == "value_error":
+        # of our own checks, which name the field
+        what = str(first["ctx"]["error"])
+        if "[" in name:
+            what = f"`{name}`: {what}"
+    if not name and first["type"] not in ("json_invalid", "value_error"):
+        what = "the body must be a JSON object. Send it with `Content-Type: application/json`."
+    return JSONResponse(_error(400, what, name or None), 400)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -418,6 +433,17 @@ def _error(status: int, message: str, param: str | None = None) -> dict[str, Any
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+class _Generation(Extension):
+    """The tag `generation`, which marks the texts of the model for training."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> Any:
+        """Return the content of the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _event(content: Mapping[str, Any]) -> str:

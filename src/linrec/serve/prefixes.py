@@ -15,6 +15,8 @@ __all__ = ["Hit", "PrefixTree"]
 
 # bytes of a token in the tree
 WIDTH = 8
+# bytes of the objects of a snapshot and of each of its tensors, beside their content, as measured
+OBJECTS, TENSOR = 500, 300
 
 
 class Hit(NamedTuple):
@@ -51,11 +53,11 @@ class PrefixTree:
 
     Example:
         >>> import torch
-        >>> tree = PrefixTree(1000)
+        >>> tree = PrefixTree(10_000)
         >>> tree.put([5, 6], torch.zeros(1, 3))
         >>> tree.put([5, 6, 7, 8], torch.ones(1, 3))
-        >>> tree.find([5, 6, 7, 9]).length, tree.find([5, 6, 7, 8, 9]).length, tree.nbytes
-        (2, 4, 56)
+        >>> tree.find([5, 6, 7, 9]).length, tree.find([5, 6, 7, 8, 9]).length, len(tree)
+        (2, 4, 2)
     """
 
     def __init__(self, budget: int) -> None:
@@ -85,7 +87,7 @@ class PrefixTree:
 
     def put(self, tokens: Sequence[int], state: State, *, salt: str = "") -> None:
         """Keep the state of one row after the tokens, at least one; an earlier state of them stays."""
-        key, nbytes = _packed(tokens), sum(tensor.nbytes for tensor in leaves(state))
+        key, nbytes = _packed(tokens), OBJECTS + sum(TENSOR + tensor.nbytes for tensor in leaves(state))
         if nbytes + len(key) > self.budget:
             return
         path, read = self._walk(key, salt)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +27,8 @@ Process: TypeAlias = Callable[[Sequence[int], Float[Tensor, "v"]], Float[Tensor,
 
 # random numbers that are drawn at once
 BLOCK = 64
+# seconds after which a reader looks whether the engine still runs
+PATIENCE = 0.5
 MOST_LOGPROBS = 20
 
 
@@ -97,10 +99,12 @@ class Request:
     read: int = 0
     cached: int = 0
     ended: Ended | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     logprobs: list[LogProb] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=dict)
-    _came: "queue.SimpleQueue[int | None]" = field(default_factory=queue.SimpleQueue)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _given: int = 0
+    _target: int | None = None
     _drawn: np.ndarray | None = None
     _from: int = 0
 
@@ -125,9 +129,15 @@ class Request:
     @property
     def complete(self) -> Ended | None:
         """Why the answer is complete; None if it is not."""
-        if self.generated and self.tokens[-1] in self.options.stop:
+        count = len(self.tokens) - self.n_prompt
+        if count and self.tokens[-1] in self.options.stop:
             return "stop"
-        return "length" if len(self.tokens) - self.n_prompt >= self.options.n_tokens else None
+        return "length" if count >= self.options.n_tokens else None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log probabilities of the prompt are still to be computed."""
+        return self.options.echo and len(self.logprobs) < self.n_prompt - 1
 
     def accepted(self, chosen: Sequence[int], drafted: Sequence[int], valid: int) -> list[int]:
         """Return the new tokens: the chosen tokens up to the first that differs from the draft.
@@ -160,25 +170,38 @@ class Request:
         self.times.setdefault("first", time.monotonic())
         self.tokens += tokens
         self.read = len(self.tokens) - 1
-        for token in tokens:
-            self._came.put(token)
         return self._told()
+
+    def revive(self, n_tokens: int) -> int:
+        """Prepare to take back tokens, also of a request that has ended; return the number of tokens left."""
+        with self._changed:
+            tokens = len(self.tokens) if self._target is None else self._target
+            generated = tokens - self.n_prompt
+            at_least(1, most=generated, n_tokens=n_tokens, cure="It counts generated tokens.")
+            self._target, self.ended, self.error = tokens - n_tokens, None, None
+            self._given = min(self._given, generated - n_tokens)
+        return tokens - n_tokens
 
     def cut(self, length: int, seed: int | None) -> None:
         """Go back to fewer tokens, and wait again."""
-        gone = len(self.tokens) - length
-        del self.tokens[length:], self.logprobs[max(0, len(self.logprobs) - gone) :]
-        self.read, self.ended, self.error, self._drawn = 0, None, None, None
+        with self._changed:
+            gone = len(self.tokens) - length
+            del self.tokens[length:], self.logprobs[max(0, len(self.logprobs) - gone) :]
+            if self._target == length:
+                self._target = None
+            self.read, self.ended, self.error, self._drawn = 0, None, None, None
+            self.times["submitted"] = time.monotonic()
         if seed is not None:
             self.options = dataclasses.replace(self.options, seed=seed)
 
-    def end(self, why: Ended, error: Exception | None = None) -> None:
+    def end(self, why: Ended, error: BaseException | None = None) -> None:
         """End the request."""
         self.ended, self.error, self.times["ended"] = why, error, time.monotonic()
-        self._came.put(None)
         self._told()
 
     def _told(self) -> Exception | None:
+        with self._changed:
+            self._changed.notify_all()
         try:
             if self.listener is not None:
                 self.listener(self)
@@ -212,11 +235,16 @@ class Request:
             raise RequestError(f"the request ended by an error: {self.error}") from self.error
 
     def _next(self) -> int | None:
-        if self.ended is not None and self._came.empty():
-            return None
-        while not self.engine.is_running:
-            try:
-                return self._came.get_nowait()
-            except queue.Empty:
-                self.engine.step()
-        return self._came.get()
+        while True:
+            with self._changed:
+                place = self.n_prompt + self._given
+                # tokens that are being taken back are not given
+                if place < len(self.tokens) and (self._target is None or place < self._target):
+                    self._given += 1
+                    return self.tokens[place]
+                if self.ended is not None:
+                    return None
+                if self.engine.is_running:
+                    self._changed.wait(PATIENCE)
+                    continue
+            self.engine.step()

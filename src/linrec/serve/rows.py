@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from linrec.generation.caches import with_cache_length
 from linrec.mixers import State
@@ -12,12 +13,16 @@ from linrec.serve.request import Request
 
 __all__ = ["Rows", "joined_rows", "levelled"]
 
+# rows that read fewer tokens share a length of their caches
+SHORT = 256
+
 
 class Rows:
     """Requests and the state of their rows; rows join and leave between steps.
 
-    Caches of attention have one length in all rows, with room before the steps of rows that read fewer.
-    Other states of different shapes stay apart, in a `RaggedState`.
+    Caches of attention have one length in rows whose numbers of tokens differ by less than a factor of two,
+    with room before the steps of rows that read fewer. Other states of different shapes stay apart, in a
+    `RaggedState`.
 
     Args:
         model: the model.
@@ -53,8 +58,7 @@ class Rows:
         rest = self.some(kept) if kept else Rows(self.model)
         self.requests, self.state = rest.requests, rest.state
         if kept:
-            longest = max(request.read for request in self.requests)
-            self.state = levelled(self.model, self.state, longest)
+            self.state = levelled(self.model, self.state, [request.read for request in self.requests])
 
     def of(self, row: int) -> State:
         """Return the state of one row, in memory of its own."""
@@ -67,21 +71,40 @@ class Rows:
         return found
 
 
-def levelled(model: LanguageModel, state: State, steps: int) -> State:
-    """Return the state of rows that have read at most a number of steps, with caches of that length."""
-    if not isinstance(state, RaggedState):
-        return with_cache_length(model, state, steps)
-    groups = (with_cache_length(model, group, steps) for group in state.states)
-    return joined(zip(state.rows, groups, strict=True))
+def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:
+    """Return the state of rows that have read these numbers of tokens, with caches of few lengths."""
+    levels = [max(SHORT, number).bit_length() for number in read]
+    longest: dict[int, int] = {}
+    for number, level in zip(read, levels, strict=True):
+        longest[level] = max(longest.get(level, 0), number)
+    device = model.embedding.weight.device
+    every = torch.arange(len(read), device=device)
+    groups = zip(*state, strict=True) if isinstance(state, RaggedState) else [(every, state)]
+    found: list[tuple[Tensor, State]] = []
+    for rows, group in groups:
+        numbers = range(len(read)) if rows is every else rows.tolist()
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(numbers):
+            places.setdefault(levels[row], []).append(place)
+        for level, some in places.items():
+            index, part = rows, group
+            if len(places) > 1:
+                index = rows[torch.tensor(some, device=device)]
+                part = rows_of(group, torch.tensor(some, device=device))
+            found.append((index, with_cache_length(model, part, longest[level])))
+    # the usual case needs no copies
+    return found[0][1] if found[0][0] is every else joined(found)
 
 
 def joined_rows(model: LanguageModel, parts: Sequence[tuple[Sequence[Request], State]]) -> State:
     """Return the state of the rows of all parts, in their order."""
-    steps = max(request.read for requests, _ in parts for request in requests)
-    first, groups = 0, []
-    device = model.embedding.weight.device
+    first, groups = 0, list[tuple[Tensor, State]]()
     for requests, state in parts:
-        rows = torch.arange(first, first + len(requests), device=device)
-        groups.append((rows, levelled(model, state, steps)))
+        rows = torch.arange(first, first + len(requests), device=model.embedding.weight.device)
+        if isinstance(state, RaggedState):
+            groups += [(rows[some], part) for some, part in zip(*state, strict=True)]
+        else:
+            groups.append((rows, state))
         first += len(requests)
-    return joined(groups)
+    read = [request.read for requests, _ in parts for request in requests]
+    return levelled(model, RaggedState(*zip(*groups, strict=True)), read)
