@@ -216,9 +216,10 @@ class SpeechCommands(SpeechTask, ClassificationTask):
             standard deviation of each coefficient. There are no probes.
 
     Source: Warden (2018, arXiv:1804.03209) for the recordings and the lists of SC35; Romero and others (2021,
-    arXiv:2102.02611), CKConv, after Kidger and others (2020, arXiv:2005.08926), for SC10 and the coefficients. S4
-    (Gu, Goel and Ré 2022, arXiv:2111.00396) uses both, also at half the sampling rate; its code has the normalisation of each
-    step, and SC10 with 34,975 clips, whose splits also depend on the order of files on the disk.
+    arXiv:2102.02611), CKConv, after Kidger and others (2020, arXiv:2005.08926), for SC10 and the
+    coefficients. S4 (Gu, Goel and Ré 2022, arXiv:2111.00396) uses both, also at half the sampling rate; its
+    code has the normalisation of each step, and SC10 with 34,975 clips, whose splits also depend on the order
+    of files on the disk.
 
     Example:
         >>> task = SpeechCommands(path=Path("speech_commands_v0.02"))
