@@ -390,6 +390,7 @@ def test_intervals_of_a_genome_are_documents(tmp_path, name):
         tokens, starts = task.split(split).tokens(), task.split(split).starts.tolist()
         assert decode(tokens) == "".join(pieces)
         assert starts == np.cumsum([0, *map(len, pieces[:-1])]).tolist()
+    assert get_recipe("hg38").task.documents
     # without intervals, records are documents
     whole = LanguageModeling(**fields, validation_share=0.5).prepared()
     assert (

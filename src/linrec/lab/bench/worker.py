@@ -279,7 +279,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
-    of = config.model
+    of = config.sequence_model
     return LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
 
 
@@ -297,10 +297,11 @@ def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
     """Return random inputs and targets of the task's shapes; their values do not affect the speed."""
     task = config.task
     shape = (n,) if task.per_sequence else (n, steps)
-    outputs = config.model.n_outputs or config.model.vocab_size or 1
+    model = config.sequence_model
+    outputs = model.n_outputs or model.vocab_size or 1
     inputs: Tensor
     if task.n_features is None:
-        inputs = torch.randint(config.model.vocab_size or 1, (n, *_pair(config), steps))
+        inputs = torch.randint(model.vocab_size or 1, (n, *_pair(config), steps))
     else:
         inputs = torch.randn(n, *_pair(config), steps, task.n_features)
     if task.objective == "regression":

@@ -11,6 +11,7 @@ from linrec.errors import ConfigError, unknown
 from linrec.lab.tasks.base import (
     NO_TARGET,
     Batch,
+    ImagesTask,
     ObjectiveName,
     PairedTask,
     ProbedTask,
@@ -33,6 +34,7 @@ __all__ = [
     "NO_TARGET",
     "Batch",
     "DrawnTask",
+    "ImagesTask",
     "LabelledTask",
     "LabelledTokens",
     "LanguageModeling",
@@ -78,6 +80,7 @@ TASKS: Mapping[str, str] = {
     "fuzzy_recall": "recall:FuzzyRecall",
     "har2": "har2:Har2",
     "image_generation": "pixels:ImageGeneration",
+    "image_folders": "photos:ImageFolders",
     "imdb": "texts:IMDb",
     "in_context_recall": "recall:InContextRecall",
     "induction_heads": "recall:InductionHeads",

@@ -13,7 +13,7 @@ from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_tar
 from linrec.lab.train.data import on_device, stream_order
 from linrec.lab.train.fabric import Fabric, any_process, gathered, summed
 from linrec.lab.train.optim import gradient_norm
-from linrec.models import LanguageModel, SequenceClassifier
+from linrec.models import ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.trees import Tree, leaves, map_tree, replaced
@@ -48,7 +48,7 @@ class Objective(nn.Module):
             target per sequence or, without pooling, per step.
     """
 
-    def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
+    def __init__(self, model: LanguageModel | SequenceClassifier | ImageClassifier) -> None:
         super().__init__()
         self.model = model
         self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
@@ -69,6 +69,8 @@ class Objective(nn.Module):
         A language model begins with `state`, or with its initial state if that is None, and returns the state
         after the last step with `keep_state`.
         """
+        if isinstance(self.model, ImageClassifier):
+            return self.scored(self.model(inputs), targets)
         if isinstance(self.model, SequenceClassifier):
             return self.scored(self.model(inputs, lengths=lengths, dt=dt), targets)
         x, last = self.model.hidden(inputs, state, reset=reset, dt=dt, keep_state=keep_state)
@@ -291,7 +293,7 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
     )
 
 
-def reads_values(model: LanguageModel | SequenceClassifier, batch: Batch) -> bool:
+def reads_values(model: LanguageModel | SequenceClassifier | ImageClassifier, batch: Batch) -> bool:
     """Return whether a training step may read values of the batch to choose its kernels.
 
     Such a step waits for the device, and a CUDA graph of it would repeat one batch's choice for all batches.
