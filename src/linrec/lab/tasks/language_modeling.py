@@ -164,8 +164,7 @@ class LanguageModeling:
     also a target, predicted at the last token of the document before, as is common.
 
     Args:
-        path: a text file, a folder of text files, or a glob; see `TextFiles`. A file that ends in .fa, .fasta
-            or .fna is a genome, see `Genome`.
+        path: a text file, a folder of text files, or a glob; see `TextFiles`.
         dataset: name or path of a Hugging Face data set; see `DatasetRows`.
         dataset_config: configuration of the data set, if it has several.
         text_column: column of the data set that holds the text.
@@ -187,7 +186,8 @@ class LanguageModeling:
         held_out_bytes: number of bytes at the end of the single file `path` for testing, and before them for
             validation, in place of the shares: 5,000,000 for the 100,000,000 of enwik8 and of text8. 0
             disables it.
-        intervals: a BED file with the intervals of the FASTA file `path`, a document each; see `Genome`.
+        intervals: a BED file with the intervals of `path`, a document each. A `path` that ends in .fa, .fasta
+            or .fna is a FASTA file; see `Genome`.
 
     Raises:
         DataError: a field is out of range, or both `path` and `dataset` are given.
