@@ -301,7 +301,7 @@ def test_cifar_100_has_fine_and_coarse_labels(folder, tmp_path):
     with pytest.raises(DataError, match="has the Python version of CIFAR-100"):
         SequentialCIFAR(path=pickles, n_classes=100).prepared()
     generated = ImageGeneration(path=path, images="cifar100", n_validation=7).split("test")
-    assert torch.equal(generated.pixels, pixels.flatten(1))
+    assert torch.equal(generated.values, pixels.flatten(1))
     with pytest.raises(ValueError, match="`n_classes` must be 10, 20 or 100; got 50"):
         SequentialCIFAR(n_classes=50)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ScoredTask, Source, Task
-from linrec.lab.tasks.signals import Har2
+from linrec.lab.tasks.har2 import Har2
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError

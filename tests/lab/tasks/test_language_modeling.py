@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import json
 
 import numpy as np
@@ -360,3 +361,70 @@ def test_without_text_there_is_an_error_that_says_how_to_give_it(file):
         LanguageModeling(path=file.parent / "nowhere.txt").prepared()
     with pytest.raises(ValueError, match="no split 'valid'; did you mean 'validation'"):
         LanguageModeling(path=file).split("valid")
+
+
+GENOME = ">chr1 the first\nACGTacgtNN\nRYAC\n>chr2\n" + "TTTTGGGGCC\n" * 3
+RECORDS = {"chr1": "ACGTACGTNNNNAC", "chr2": "TTTTGGGGCC" * 3}
+BED = [("chr1", 2, 9, "train"), ("chr2", 0, 12, "valid"), ("chr1", 0, 5, "train"), ("chr2", 25, 30, "test")]
+
+
+def write_genome(folder, name="hg.ml.fa"):
+    content = GENOME.encode()
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (folder / "sequences.bed").write_text("".join("\t".join(map(str, line)) + "\n" for line in BED))
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["hg.ml.fa", "hg.fasta.gz"])
+def test_intervals_of_a_genome_are_documents(tmp_path, name):
+    path = write_genome(tmp_path, name)
+    fields = {"path": path, "tokenizer": "characters", "documents": True, "length": 4}
+    task = LanguageModeling(**fields, intervals=tmp_path / "sequences.bed").prepared()
+    decode = task.tokenizer_object().decode
+    for split, of in {"train": "train", "validation": "valid", "test": "test"}.items():
+        pieces = [
+            RECORDS[record][start:stop]
+            for record, start, stop, to in sorted(BED, key=lambda b: b[0])
+            if to == of
+        ]
+        tokens, starts = task.split(split).tokens(), task.split(split).starts.tolist()
+        assert decode(tokens) == "".join(pieces)
+        assert starts == np.cumsum([0, *map(len, pieces[:-1])]).tolist()
+    assert get_recipe("hg38").task.documents
+    # without intervals, records are documents
+    whole = LanguageModeling(**fields, validation_share=0.5).prepared()
+    assert (
+        decode(whole.split("train").tokens())[:5] == "ACGTA" and len(whole.split("validation").tokens()) == 30
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("chr1\t3\t5\tdev", "must have a name, two numbers, and train, valid or test in each line"),
+        ("chr1\t5\t5\ttrain", "got 'chr1.t5.t5.ttrain' in line 5"),
+        ("chr1\t5", "in line 5"),
+        ("chr1\t5\t15\ttrain", "chr1 has 14 bases, and an interval ends at 15. The files are of different"),
+        ("chr9\t5\t15\ttrain", "has no record 'chr9', which .*sequences.bed names"),
+    ],
+)
+def test_intervals_that_are_not_of_the_genome_are_refused(tmp_path, line, message):
+    path = write_genome(tmp_path)
+    with (tmp_path / "sequences.bed").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=message):
+        LanguageModeling(path=path, documents=True, length=2, intervals=tmp_path / "sequences.bed").prepared()
+
+
+def test_genomes_that_cannot_be_read_are_refused(tmp_path):
+    path = write_genome(tmp_path)
+    with pytest.raises(DataError, match=r"hg38.fa does not exist. Download a genome .*hg38.fa.gz"):
+        LanguageModeling(path=tmp_path / "hg38.fa").prepared()
+    with pytest.raises(DataError, match=r"`intervals` = .*gone.bed cannot be read: .*human-sequences.bed"):
+        LanguageModeling(path=path, intervals=tmp_path / "gone.bed").prepared()
+    with pytest.raises(DataError, match="`intervals` needs a FASTA file as `path`; got None"):
+        LanguageModeling(intervals=tmp_path / "sequences.bed").prepared()
+    for content, message in (("ACGT\n>a\n", "before the first name"), ("", "it has none"), ("é>", "ascii")):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            LanguageModeling(path=path, documents=True).prepared()

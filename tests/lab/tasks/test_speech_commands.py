@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import os
 import wave
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from linrec.lab.tasks import ProbedTask, ScoredTask, Source, Task
-from linrec.lab.tasks.signals import WORDS, SpeechCommands
+from linrec.lab.tasks.audio import mfcc, mu_law
+from linrec.lab.tasks.signals import DIGITS, WORDS, Sc09, SpeechCommands
 from linrec.lab.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
@@ -277,3 +279,75 @@ def test_the_recipe_trains_and_survives_json(ten, tmp_path):
     loop = LoopConfig(device="cpu", batch_size=20, steps=2)
     result = fit(TrainConfig("tiny", task, model, loop=loop), tmp_path / "run")
     assert 0 <= result.test["accuracy"] <= 1 and result.probes.keys() == {"20"}
+
+
+def mel(frequency):
+    return 2595 * math.log10(1 + frequency / 700)
+
+
+def written_out(x, window):
+    """The coefficients of the window that is centred on sample 100 * window, by the definition."""
+    places = range(100 * window - 100, 100 * window + 100)
+    reflected = [x[abs(p)] if p < len(x) else x[2 * (len(x) - 1) - p] for p in places]
+    weighted = np.array(reflected) * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(200) / 200))
+    i, f = np.arange(200), np.arange(101)[:, None]
+    power = np.abs((weighted * np.exp(-2j * np.pi * f * i / 200)).sum(1)) ** 2
+    # corners of the triangles in hertz
+    corners = [700 * (10 ** (mel(8000) * n / 65 / 2595) - 1) for n in range(66)]
+    logs = []
+    for low, centre, high in zip(corners[:-2], corners[1:-1], corners[2:], strict=True):
+        weights = [
+            max(0.0, min((h - low) / (centre - low), (high - h) / (high - centre)))
+            for h in 80.0 * np.arange(101)
+        ]
+        logs.append(math.log(float(np.dot(weights, power)) + 1e-6))
+    cosines = [[math.cos(math.pi * (m + 0.5) * k / 64) for m in range(64)] for k in range(20)]
+    scale = [math.sqrt((1 if k == 0 else 2) / 64) for k in range(20)]
+    return np.array(scale) * (np.array(cosines) @ np.array(logs))
+
+
+def test_coefficients_are_those_of_the_definition():
+    x = np.random.default_rng(0).standard_normal((2, 1050)) / 4
+    found = mfcc(torch.from_numpy(x), rate=SECOND)
+    assert found.shape == (2, 11, 20)
+    for row in range(2):
+        for window in (0, 1, 5, 10):
+            np.testing.assert_allclose(found[row, window], written_out(x[row], window), rtol=1e-9, atol=1e-9)
+
+
+def test_the_coefficients_of_clips_are_normalised_by_the_training_split(ten, tmp_path):
+    task = SpeechCommands(path=ten, n_words=10, mfcc=True, cache=tmp_path)
+    assert (task.n_features, task.probes) == (20, {})
+    raw = SpeechCommands(path=ten, n_words=10, cache=tmp_path)
+    batch = everything(task.split("test"))
+    assert batch.inputs.shape == (30, 161, 20)
+    assert torch.equal(batch.targets, everything(raw.split("test")).targets)
+    clips = {name: mfcc(raw.split(name).values[..., 0] / 2**15, rate=SECOND) for name in ("train", "test")}
+    mean, std = clips["train"].mean((0, 1)), clips["train"].flatten(0, 1).std(0, correction=0)
+    torch.testing.assert_close(batch.inputs, (clips["test"] - mean) / (std + 1e-5), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="`mfcc` needs `every` = 1; got 2"):
+        SpeechCommands(mfcc=True, every=2)
+
+
+def test_digits_are_predicted_sample_by_sample(folder, tmp_path):
+    task: Task = Sc09(path=folder, cache=tmp_path)
+    assert not isinstance(task, ScoredTask) and task.words == DIGITS
+    for name in OF_SPLIT:
+        batch = everything(task.split(name))
+        clips = [(word, n) for word in DIGITS for n, split in enumerate(LISTED) if split == name]
+        assert batch.targets.shape == (len(clips), SECOND)
+        for row, clip in zip(batch.targets[:3], clips, strict=False):
+            x = padded(*clip)
+            scaled = np.sign(x) * np.log(1 + 255 * np.abs(x)) / np.log(256)
+            # within rounding at the edges of the levels
+            assert np.abs(row.numpy() - np.floor((scaled + 1) / 2 * 255 + 0.5)).sum() <= 2
+        assert batch.inputs[:, 0].eq(256).all() and torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert mu_law(torch.tensor([-1.0, 1.0])).tolist() == [0, 255]
+    # short clips are padded with silence, which is level 128
+    assert 0 < task.trivial_score < 0.5
+    short = Sc09(path=folder, cache=tmp_path, length=20).split("test")
+    assert torch.equal(short.values, task.split("test").values[:, :20])
+    with pytest.raises(ValueError, match="`length` must be at most 16000, a second; got 16001"):
+        Sc09(length=SECOND + 1)
+    recipe = get_recipe("sc09")
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(recipe)))) == recipe

@@ -173,7 +173,7 @@ def make_jobs(
             try:
                 across: dict[str, Any] = {} if variant.memory is None else {"memory": variant.memory}
                 model = replace(
-                    recipe.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args), **across
+                    recipe.sequence_model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args), **across
                 )
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"{variant.label} on {entry.name}: {error}") from error

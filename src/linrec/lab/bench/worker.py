@@ -174,7 +174,7 @@ def stop_without(starter: int, every: float = 1.0) -> None:
 
 def state_elements(config: TrainConfig) -> int:
     """Return the number of elements in the state after a sequence; of a classifier, in its mixers."""
-    model = make_fabric(config.loop).setup_module(make_model(config.model)).eval()
+    model = make_fabric(config.loop).setup_module(make_model(config.sequence_model)).eval()
     inputs = _random_batch(config, 1, _length(config)).inputs.to(next(model.parameters()).device)
     returns_state = isinstance(config.model, ModelConfig)
     states: list[Any] = []
@@ -217,7 +217,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
     loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
     fabric = make_fabric(loop)
     device = fabric.device
-    model = make_model(config.model)
+    model = make_model(config.sequence_model)
     objective = fabric.setup_module(Objective(model))
     steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
     step = functools.partial(
@@ -286,10 +286,11 @@ def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
     """Return random inputs and targets of the task's shapes; their values do not affect the speed."""
     task = config.task
     shape = (n,) if task.per_sequence else (n, steps)
-    outputs = config.model.n_outputs or config.model.vocab_size or 1
+    model = config.sequence_model
+    outputs = model.n_outputs or model.vocab_size or 1
     inputs: Tensor
     if task.n_features is None:
-        inputs = torch.randint(config.model.vocab_size or 1, (n, *_pair(config), steps))
+        inputs = torch.randint(model.vocab_size or 1, (n, *_pair(config), steps))
     else:
         inputs = torch.randn(n, *_pair(config), steps, task.n_features)
     if task.objective == "regression":

@@ -94,7 +94,7 @@ class TextFiles:
 
     def identity(self) -> Any:
         """Return a JSON value that identifies the text."""
-        return {split: [_identity(path) for path in paths] for split, paths in self.files.items()}
+        return {split: [file_identity(path) for path in paths] for split, paths in self.files.items()}
 
 
 class CutFile:
@@ -142,7 +142,7 @@ class CutFile:
 
     def identity(self) -> Any:
         """Return a JSON value that identifies the text."""
-        return {"cut": list(self._ranges.values()), "file": _identity(self._path)}
+        return {"cut": list(self._ranges.values()), "file": file_identity(self._path)}
 
 
 class WithoutSpaces:
@@ -321,7 +321,8 @@ def _blocks(path: Path, advance: Advance, start: int = 0, stop: int | None = Non
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _identity(path: Path) -> Any:
+def file_identity(path: Path) -> Any:
+    """Return a JSON value that identifies the content of a file."""
     about = path.stat()
     if about.st_size <= HASHED:
         return hashlib.sha256(path.read_bytes()).hexdigest()

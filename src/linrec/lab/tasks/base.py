@@ -274,6 +274,14 @@ class TokenizedTask(Protocol):
 
 
 @runtime_checkable
+class ImagesTask(Protocol):
+    """A `per_sequence` task of whole images, (b, channels, height, width), for an `ImageClassifier`."""
+
+    whole_images: ClassVar[bool]
+    """Always True."""
+
+
+@runtime_checkable
 class ProbedTask(Protocol):
     """A task with additional test samples, such as longer sequences than in training."""
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.lab.corpora import DatasetRows, Shards, TextCounts, TextFiles, Texts, tokenised
+from linrec.lab.corpora.genomes import Genome, is_genome
 from linrec.lab.corpora.texts import CutFile, WithoutSpaces
 from linrec.lab.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, ObjectiveName, SplitName
 from linrec.text import DataError, Tokenizer
@@ -185,6 +186,8 @@ class LanguageModeling:
         held_out_bytes: number of bytes at the end of the single file `path` for testing, and before them for
             validation, in place of the shares: 5,000,000 for the 100,000,000 of enwik8 and of text8. 0
             disables it.
+        intervals: a BED file with the intervals of `path`, a document each. A `path` that ends in .fa, .fasta
+            or .fna is a FASTA file; see `Genome`.
 
     Raises:
         DataError: a field is out of range, or both `path` and `dataset` are given.
@@ -216,6 +219,7 @@ class LanguageModeling:
     vocab_size: int | None = None
     drop_spaces: bool = False
     held_out_bytes: int = 0
+    intervals: Path | None = None
     section: ClassVar[str] = "data"
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
@@ -223,7 +227,7 @@ class LanguageModeling:
 
     def __post_init__(self) -> None:
         # a configuration that is loaded from JSON has strings
-        for name in ("path", "cache"):
+        for name in ("path", "cache", "intervals"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else Path(value))
         if self.path is not None and self.dataset is not None:
@@ -324,9 +328,13 @@ class LanguageModeling:
 
     @cached_property
     def _shards(self) -> Shards:
-        if self.path is not None:
-            cut = self.held_out_bytes
-            texts: Texts = CutFile(self.path, cut) if cut else TextFiles(self.path)
+        texts: Texts
+        if self.intervals is not None and (self.path is None or not is_genome(self.path)):
+            raise DataError(f"`intervals` needs a FASTA file as `path`; got {self.path}. Leave it out.")
+        if self.path is not None and self.held_out_bytes:
+            texts = CutFile(self.path, self.held_out_bytes)
+        elif self.path is not None:
+            texts = Genome(self.path, self.intervals) if is_genome(self.path) else TextFiles(self.path)
         elif self.dataset is not None:
             texts = DatasetRows(self.dataset, config=self.dataset_config, column=self.text_column)
         else:

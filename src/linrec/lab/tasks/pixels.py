@@ -17,36 +17,36 @@ from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.images import SequentialImages
 from linrec.text import DataError
 
-__all__ = ["ImageGeneration", "PixelSplit"]
+__all__ = ["ByteSplit", "ImageGeneration"]
 
 VALUES = 256
-"""Number of values of a channel of a pixel; also the token before the first one."""
+"""Number of values of a byte; also the token before the first one."""
 ImageSet: TypeAlias = Literal["mnist", "cifar10", "cifar100"]
 
 
 @dataclass(frozen=True, eq=False)
-class PixelSplit(StoredSource):
-    """Images p as sequences of tokens: a `Source`.
+class ByteSplit(StoredSource):
+    """Sequences of bytes p that are predicted one by one: a `Source`.
 
         inputs = 256, p_1, ..., p_{T-1}      targets = p_1, ..., p_T
 
     Attributes:
-        pixels: p, the values of the channels pixel by pixel and row by row, shape (n, T), uint8.
+        values: p, shape (n, T), uint8.
 
     Example:
-        >>> batch = PixelSplit(torch.tensor([[7, 8, 9]], dtype=torch.uint8)).rows(torch.tensor([0]))
+        >>> batch = ByteSplit(torch.tensor([[7, 8, 9]], dtype=torch.uint8)).rows(torch.tensor([0]))
         >>> batch.inputs.tolist(), batch.targets.tolist()
         ([[256, 7, 8]], [[7, 8, 9]])
     """
 
-    pixels: UInt8[Tensor, "n t"]
+    values: UInt8[Tensor, "n t"]
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.values)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return images as a batch: inputs and targets (b, T), int64."""
-        targets = self.pixels[index.to(self.pixels.device)].long()
+        """Return sequences as a batch: inputs and targets (b, T), int64."""
+        targets = self.values[index.to(self.values.device)].long()
         first = targets.new_full((len(targets), 1), VALUES)
         return Batch(torch.cat([first, targets[:, :-1]], 1), targets, None)
 
@@ -99,10 +99,10 @@ class ImageGeneration(FileTask):
     @cached_property
     def trivial_score(self) -> float:
         """Accuracy on the test split of always predicting the most frequent training value."""
-        majority = self.split("train").pixels.flatten().bincount().argmax()
-        return float((self.split("test").pixels == majority).double().mean())
+        majority = self.split("train").values.flatten().bincount().argmax()
+        return float((self.split("test").values == majority).double().mean())
 
-    def read(self) -> dict[SplitName, PixelSplit]:
+    def read(self) -> dict[SplitName, ByteSplit]:
         """Read the files, and return all splits."""
         path = self.existing()
         if self.images == "mnist":
@@ -116,8 +116,8 @@ class ImageGeneration(FileTask):
                 f"{self.n_validation}."
             )
 
-        def part(pixels: NDArray[np.uint8]) -> PixelSplit:
-            return PixelSplit(torch.from_numpy(pixels.reshape(len(pixels), -1).copy()))
+        def part(pixels: NDArray[np.uint8]) -> ByteSplit:
+            return ByteSplit(torch.from_numpy(pixels.reshape(len(pixels), -1).copy()))
 
         held_out = len(train) - self.n_validation
         return {"train": part(train[:held_out]), "validation": part(train[held_out:]), "test": part(test)}

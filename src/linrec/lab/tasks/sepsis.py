@@ -1,6 +1,5 @@
 """PhysioNet Sepsis: tell from the hours in intensive care whether a patient gets a sepsis."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
+from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.lab.corpora.corpus import ReadingDisplay
@@ -162,7 +162,7 @@ class Sepsis(FileTask):
             series, before = values[:, hour, : len(SERIES)], values[:, hour - 1, : len(SERIES)]
             np.copyto(series, before, where=np.isnan(series))
 
-        def split(places: Sequence[int]) -> LabelledSeries:
+        def split(places: NDArray[np.int64]) -> LabelledSeries:
             return LabelledSeries(
                 torch.from_numpy(values[places]),
                 torch.from_numpy(labels[places])[:, None],
@@ -205,7 +205,7 @@ class Sepsis(FileTask):
         return np.concatenate(features, 1), float(table[:, -1].max(initial=0))
 
 
-def _statistics(values: Float32[np.ndarray, "n t f"], places: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _statistics(values: Float32[np.ndarray, "n t f"], places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the observed values of each feature, shape (1, f)."""
     found = []
     for feature in range(values.shape[-1]):

@@ -10,11 +10,13 @@ from typing import Any, Literal
 from linrec.errors import ConfigError, UntrustedCodeError
 from linrec.field_types import check_types
 from linrec.lab import tasks
-from linrec.lab.tasks import LanguageModeling, PairedTask, SourcedTask, Task
+from linrec.lab.tasks import ImagesTask, LanguageModeling, PairedTask, SourcedTask, Task
 from linrec.lab.train.learner import LearnerConfig
 from linrec.models import (
     EncoderDecoder,
     EncoderDecoderConfig,
+    ImageClassifier,
+    ImageClassifierConfig,
     LanguageModel,
     ModelConfig,
     SequenceClassifier,
@@ -194,8 +196,9 @@ class TrainConfig:
     Args:
         name: name of the recipe.
         task: a task's dataclass, such as `linrec.lab.tasks.MemoryHorizon()`.
-        model: the model's configuration: a `SequenceClassifierConfig` if the task is `per_sequence` or has
-            `n_features`, an `EncoderDecoderConfig` for a `SourcedTask`, else a `ModelConfig`.
+        model: the model's configuration: an `ImageClassifierConfig` for an `ImagesTask`; an
+            `EncoderDecoderConfig` for a `SourcedTask`; a `SequenceClassifierConfig` if the task is
+            `per_sequence` or has `n_features`; or a `ModelConfig`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
         learner: the learner that takes the training steps; None is backpropagation through whole sequences.
@@ -218,7 +221,7 @@ class TrainConfig:
 
     name: str
     task: Task
-    model: ModelConfig | SequenceClassifierConfig
+    model: ModelConfig | SequenceClassifierConfig | ImageClassifierConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     learner: LearnerConfig | None = None
@@ -236,9 +239,9 @@ class TrainConfig:
                 f"`model` must be a {needed.__name__} for the task {type(self.task).__name__}; "
                 f"got a {type(self.model).__name__}."
             )
-        if self.loop.recompute and needed is SequenceClassifierConfig:
+        if self.loop.recompute and needed is not ModelConfig:
             raise ConfigError(
-                "`loop.recompute` is for language models, and this model is a sequence classifier; "
+                "`loop.recompute` is for language models, and this model is a classifier; "
                 "leave --loop.recompute out, and save memory with --loop.accumulate."
             )
         if self.loop.carry_state and not isinstance(self.task, LanguageModeling):
@@ -289,23 +292,42 @@ class TrainConfig:
         object.__setattr__(self, "model", completed)
 
     @property
+    def sequence_model(self) -> ModelConfig | SequenceClassifierConfig:
+        """The model's configuration.
+
+        Raises:
+            ConfigError: the model is a classifier of images.
+        """
+        if isinstance(self.model, ImageClassifierConfig):
+            raise ConfigError(f"{self.name} trains a classifier of images; this needs a model of sequences.")
+        return self.model
+
+    @property
     def import_paths(self) -> set[str]:
         """The import paths, of the task and of mixers, that reading the stored configuration would import."""
         task = tasks.name_of(type(self.task))
         return self.model.import_paths | ({task} if ":" in task else set())
 
 
-def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
+def model_type(
+    task: Task,
+) -> type[ModelConfig] | type[SequenceClassifierConfig] | type[ImageClassifierConfig]:
     """Return the class of the model configuration that a task needs."""
     if isinstance(task, SourcedTask):
         return EncoderDecoderConfig
+    if isinstance(task, ImagesTask):
+        return ImageClassifierConfig
     return ModelConfig if task.n_features is None and not task.per_sequence else SequenceClassifierConfig
 
 
-def make_model(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
+def make_model(
+    config: ModelConfig | SequenceClassifierConfig | ImageClassifierConfig,
+) -> LanguageModel | SequenceClassifier | ImageClassifier:
     """Return a new model of a configuration."""
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config)
+    if isinstance(config, ImageClassifierConfig):
+        return ImageClassifier(config)
     return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
 
 
@@ -326,6 +348,8 @@ def encoders_of(model: StackConfig, task: Task) -> dict[str, Any]:
 
 def values_from_task(task: Task) -> dict[str, Any]:
     """Return the fields of the model configuration that the task determines."""
+    if isinstance(task, ImagesTask):
+        return {"n_outputs": task.n_outputs}
     # 1 is a placeholder until the data are loaded
     vocab_size = None if task.n_features is not None else task.vocab_size or 1
     values = {"vocab_size": vocab_size, "n_outputs": task.n_outputs}

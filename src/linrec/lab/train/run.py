@@ -38,6 +38,8 @@ from linrec.lab.train.checkpoint import (
 from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict, differences, make_model
 from linrec.lab.train.records import METRICS, About, Result, StoredResult, read_metrics
 from linrec.models import (
+    ImageClassifier,
+    ImageClassifierConfig,
     LanguageModel,
     ModelConfig,
     SequenceClassifier,
@@ -95,15 +97,23 @@ class Run:
             ConfigError: the run trained a classifier; use `classifier` instead.
         """
         if not isinstance(self.config.model, ModelConfig):
-            raise ConfigError(f"{self.path} is a sequence classifier, not a language model.")
+            kind = "sequence" if isinstance(self.config.model, SequenceClassifierConfig) else "image"
+            raise ConfigError(f"{self.path} is a {kind} classifier, not a language model.")
         model = self._loaded(make_model, self.config.model).to(device).eval()
         assert isinstance(model, LanguageModel)
         return model
 
+    def image_classifier(self, device: torch.device | str = "cpu") -> ImageClassifier:
+        """Return the model of a run that trained a classifier of images; see `model`."""
+        if not isinstance(self.config.model, ImageClassifierConfig):
+            raise ConfigError(f"{self.path} is not a classifier of images.")
+        return self._loaded(ImageClassifier, self.config.model).to(device).eval()
+
     def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
         """Return the model of a run that trained a classifier; see `model` for arguments and errors."""
         if not isinstance(self.config.model, SequenceClassifierConfig):
-            raise ConfigError(f"{self.path} is a language model, not a sequence classifier.")
+            kind = "a language model" if isinstance(self.config.model, ModelConfig) else "an image classifier"
+            raise ConfigError(f"{self.path} is {kind}, not a sequence classifier.")
         return self._loaded(SequenceClassifier, self.config.model).to(device).eval()
 
     def _loaded(self, kind: Callable[[C], M], config: C) -> M:
@@ -394,7 +404,7 @@ def language_task(run: Run) -> LanguageModeling:
 
 def tokenizer_of(run: Run) -> Tokenizer:
     """Return the tokenizer stored in a run folder; any other than that of training is a ConfigError."""
-    tokenizer, vocab_size = read_tokenizer(run.path), run.config.model.vocab_size
+    tokenizer, vocab_size = read_tokenizer(run.path), run.config.sequence_model.vocab_size
     if vocab_size is None:
         raise ConfigError(f"{run.path} is not a language model: its model does not take tokens.")
     if tokenizer.vocab_size > vocab_size:

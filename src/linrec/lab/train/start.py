@@ -18,7 +18,7 @@ from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
 from linrec.lab.train.config import TrainConfig, config_to_dict, make_model
 from linrec.lab.train.records import provenance
 from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json, writing
-from linrec.models import LanguageModel, SequenceClassifier
+from linrec.models import ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.text import Tokenizer, load_tokenizer
 from linrec.text.tokenizer import FILE
 
@@ -27,7 +27,7 @@ NAME = "converted"
 
 def build_model(
     config: TrainConfig, device: torch.device, processes: int, init: nn.Module | None
-) -> LanguageModel | SequenceClassifier:
+) -> LanguageModel | SequenceClassifier | ImageClassifier:
     """Return the model of a run, new or with the weights of `init`, or raise ConfigError if it cannot train.
 
     Args:
@@ -44,7 +44,7 @@ def build_model(
             f"`with_dt` of the task needs mixers that take irregular steps; {others[0]!r} does not. Leave "
             "--task.with-dt out: the time is a feature too."
         )
-    model: LanguageModel | SequenceClassifier
+    model: LanguageModel | SequenceClassifier | ImageClassifier
     try:
         model = make_model(config.model)
     except (TypeError, ValueError) as error:
@@ -60,7 +60,7 @@ def build_model(
                 "Leave out the options of the model."
             ) from error
     _check_promises(model, device)
-    if isinstance(model, SequenceClassifier):
+    if not isinstance(model, LanguageModel):
         return model
     model.recompute = config.loop.recompute
     carry_state = config.loop.carry_state

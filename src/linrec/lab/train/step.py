@@ -13,7 +13,7 @@ from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_tar
 from linrec.lab.train.data import on_device, stream_order
 from linrec.lab.train.fabric import Fabric, any_process, gathered, summed
 from linrec.lab.train.optim import gradient_norm
-from linrec.models import Block, LanguageModel, SequenceClassifier
+from linrec.models import Block, ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.trees import Tree, leaves, map_tree, replaced
@@ -49,7 +49,9 @@ class Objective(nn.Module):
         label_smoothing: as in `OptimConfig`; in evaluation mode there is none.
     """
 
-    def __init__(self, model: LanguageModel | SequenceClassifier, *, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, model: LanguageModel | SequenceClassifier | ImageClassifier, *, label_smoothing: float = 0.0
+    ) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
         self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
@@ -72,6 +74,8 @@ class Objective(nn.Module):
         A language model begins with `state`, or with its initial state if that is None, and returns the state
         after the last step with `keep_state`.
         """
+        if isinstance(self.model, ImageClassifier):
+            return self.scored(self.model(inputs), targets)
         if isinstance(self.model, SequenceClassifier):
             return self.scored(self.model(inputs, lengths=lengths, dt=dt), targets)
         sources = {} if source is None else {"source": source, "source_lengths": source_lengths}
@@ -309,7 +313,7 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
     )
 
 
-def reads_values(model: LanguageModel | SequenceClassifier, batch: Batch) -> bool:
+def reads_values(model: LanguageModel | SequenceClassifier | ImageClassifier, batch: Batch) -> bool:
     """Return whether a training step may read values of the batch to choose its kernels.
 
     Such a step waits for the device, and a CUDA graph of it would repeat one batch's choice for all batches.

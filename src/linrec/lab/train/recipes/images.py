@@ -2,10 +2,11 @@
 
 from linrec.lab.tasks import SequentialImages
 from linrec.lab.tasks.cifar import NoisePaddedCIFAR, SequentialCIFAR
+from linrec.lab.tasks.photos import ImageFolders
 from linrec.lab.tasks.pixels import ImageGeneration
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.lab.train.recipes.registry import causal, like, recipe
-from linrec.models import ModelConfig
+from linrec.models import ModelConfig, image_preset
 
 
 @recipe
@@ -121,3 +122,33 @@ def cifar_generation() -> TrainConfig:
     task = ImageGeneration(images="cifar10")
     loop = {"epochs": 50, "batch_size": 4, "eval_every": 11250, "precision": "bf16-mixed"}
     return like(mnist_generation(), "cifar-generation", task, model={"n_layers": 16}, loop=loop)
+
+
+@recipe
+def imagenet() -> TrainConfig:
+    """Classify photographs in folders, such as ImageNet-1k: give the folder with --data.path.
+
+    Source: HGRN (Qin, Yang and Zhong, 2023), tables 7 and 16 and the authors' code, for HGRN in DeiT-Tiny:
+    300 epochs with batches of 2,048, AdamW with learning rate 0.0005 and weight decay 0.05, 10 epochs of
+    warm-up, clipping at 5. HGRN has an accuracy of 74.40%, DeiT-Tiny 72.20%.
+
+    Differences: only random crops and flips change the images, see `ImageFolders`; ten photographs of each
+    class are held out for validation; there is no average of the weights.
+    """
+    return TrainConfig(
+        name="imagenet",
+        task=ImageFolders(),
+        model=image_preset("deit-tiny-hgrn"),
+        optim=OptimConfig(
+            lr=0.0005, betas=(0.9, 0.999), weight_decay=0.05, warmup_steps=6200, min_lr=0.00001, clip_norm=5.0
+        ),
+        loop=LoopConfig(
+            epochs=300,
+            batch_size=2048,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_every=620,
+            keep="best",
+            deterministic=False,
+        ),
+    )
