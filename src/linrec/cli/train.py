@@ -281,6 +281,9 @@ def most_used(options: type[Any]) -> type[Any]:
             fields.append((name, typing.get_type_hints(options)[name], value))
         elif name in MOST_USED:
             hints = typing.get_type_hints(type(value))
+            if "mixer" in hints:
+                # a hundred names do not fit on a screen
+                hints["mixer"] = Annotated[hints["mixer"], tyro.conf.arg(metavar="NAME [NAME ...]")]
             chosen = [(f, hints[f], getattr(value, f)) for f in MOST_USED[name] if hasattr(value, f)]
             doc = inspect.getdoc(type(value)) or ""
             # keep only the summary line, because tyro shows everything above the arguments

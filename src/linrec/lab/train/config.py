@@ -29,7 +29,7 @@ from linrec.rules import at_least, check_integers, check_numbers, choice, positi
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser, its learning rate over time, clipping, and smoothing of the loss.
+    """The optimiser, its schedule, clipping, and smoothing of the loss.
 
     Args:
         name: "adamw", or "muon": Muon (Jordan et al., 2024) for the matrices of the blocks except transition
