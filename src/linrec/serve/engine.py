@@ -298,6 +298,10 @@ class Engine:
         """
         self.drain()
         if self._thread is None:
+            end = time.monotonic() + grace
+            while self.failure is None and self.step() and time.monotonic() < end:
+                pass
+            self._end(self._open(), "cancelled")
             return
         self._thread.join(None if grace == math.inf else grace)
         if self._thread.is_alive():
@@ -353,7 +357,8 @@ class Engine:
     def _entered(self, request: Request, *, before: Callable[[], None] = lambda: None) -> Request:
         def enter() -> None:
             self._n_entering -= 1
-            before()
+            if self.failure is None:
+                before()
             if request.complete:
                 # a fork of a complete answer
                 request.end(request.complete)

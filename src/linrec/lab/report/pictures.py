@@ -48,7 +48,7 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     Example:
         >>> from pathlib import Path
         >>> from linrec.lab.report import group_runs
-        >>> from linrec.lab.train import get_recipe
+        >>> from linrec.lab.train import Run, get_recipe
         >>> records = [{"step": s, "split": "train", "loss": 4.0 - s, "accuracy": 0.1 * s} for s in (1, 2)]
         >>> run = Run(Path("a"), get_recipe("memory-horizon"), records, None, {})
         >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
