@@ -41,13 +41,21 @@ FURTHER = [
     ("learners --bias --rows 2-lru-t16", "-bias", "rows", 1, "2-lru-t16", "2-lru-t16 0."),
     ("learners --rows lru-b1-t8 lru-b1-t1", "", "rows", 2, "lru-b1-t1", "lru-b1-t1"),
     ("loss --peers", "", "rows", 1, "12x8x20", "12x8x20 logits in one piece"),
+    (
+        "serving --models gla hybrid --streams 1 3 --waves 2",
+        "-374M-2-waves",
+        "models",
+        4,
+        "hybrid 3",
+        "hybrid",
+    ),
     ("models", "", "points", 16, "LRU inference eager 48", "inference, times as fast as the Transformer"),
     ("tasks --rows mqar adding lra-pathfinder", "", "rows", 3, "lra-pathfinder", "mqar"),
 ]
 
 
 def name_of(record):
-    keys = ("name", "preset", "model", "mixer", "batch", "pass", "way", "length")
+    keys = ("name", "preset", "model", "mixer", "batch", "streams", "pass", "way", "length")
     return record["name"] if "name" in record else " ".join(str(record[key]) for key in keys if key in record)
 
 
@@ -131,6 +139,7 @@ def test_a_command_runs_in_a_process_of_its_own(tmp_path):
         ("training --models gla --mixers lru", "--mixers is for presets"),
         ("training --peers", "name them by --models"),
         ("decoding --batches 0", "must be at least 1"),
+        ("serving --waves 0", "must be at least 1"),
         ("decoding --models glaa", "did you mean 'gla'"),
         ("segments --models transformerxl", "did you mean 'transformer_xl'"),
         ("tasks --rows mqa", "did you mean 'mqar'"),
