@@ -17,7 +17,7 @@ from .markdown import ROOT
 NEED_EXTRA = [
     "cli",
     "hf",
-    *(f"serve.{name}" for name in ("bodies", "http")),
+    *(f"serve.{name}" for name in ("bodies", "http", "workbench")),
     *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "pages", "publishing", "report")),
     "lab.style",
 ]

@@ -309,6 +309,7 @@ def test_preset_names_and_errors():
         "h3": 5,
         "hyena": 5,
         "s5_hyena": 1,
+        "s4": 1,
     }
     assert mixers == [name for name, number in counts.items() for _ in range(number)]
     assert preset("memory_horizon") == preset("memory-horizon")

@@ -1,24 +1,29 @@
-"""The bodies of OpenAI's completions, as far as the server has them; all other fields are refused.
+"""The bodies of OpenAI's completions, as far as the server has them, and refusals of all others.
 
 A check ends at the first fault: a body of a megabyte of faults must not make a list of them.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, model_validator
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from linrec.serve.engine import EngineError, EngineFull
 from linrec.serve.request import Process
 
-__all__ = ["Body", "ChatBody", "CompletionBody"]
+__all__ = ["Body", "ChatBody", "Checked", "CompletionBody", "Refused", "refusing"]
 
 # entries of fields that hold several
 MOST = {"logit_bias": 300, "messages": 10_000, "content": 1000, "stop": 100, "stream_options": 1}
 
 
-class _Checked(BaseModel):
+class Checked(BaseModel):
+    """A body of which unknown fields and long lists are refused before anything else."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
@@ -45,7 +50,7 @@ def _stops(given: Any) -> list[str]:
     return texts
 
 
-class Body(_Checked):
+class Body(Checked):
     """The fields that both kinds of completions have."""
 
     model: str
@@ -140,7 +145,7 @@ def _content(given: Any) -> str:
     return "".join(texts)
 
 
-class Message(_Checked):
+class Message(Checked):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -159,3 +164,24 @@ class ChatBody(Body):
     def tokens(self) -> int | None:
         """The most tokens of an answer."""
         return self.max_completion_tokens or self.max_tokens
+
+
+class Refused(HTTPException):
+    """An error of OpenAI's form."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+        super().__init__(status, message)
+        self.param = param
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what the engine refuses into the answer of a server."""
+    try:
+        yield
+    except EngineFull as error:
+        raise Refused(429, str(error)) from error
+    except EngineError as error:
+        raise Refused(503, str(error)) from error
+    except ValueError as error:
+        raise Refused(400, str(error)) from error

@@ -21,7 +21,7 @@ from linrec.models.ragged import joined, rows_of
 from linrec.rules import at_least, require
 from linrec.serve.drafts import Draft
 from linrec.serve.prefixes import PrefixTree
-from linrec.serve.request import Ended, Options, Process, Request
+from linrec.serve.request import Ended, Observer, Options, Process, Request
 from linrec.serve.rows import Rows, joined_rows, levelled
 from linrec.serve.sampling import choose
 
@@ -146,6 +146,7 @@ class Engine:
         stop: Iterable[int] = (),
         seconds: float = math.inf,
         process: Process | None = None,
+        observer: Observer | None = None,
         logprobs: int | None = None,
         echo: bool = False,
         salt: str = "",
@@ -164,6 +165,8 @@ class Engine:
             seconds: the most time from now on until the answer is cut off.
             process: maps the tokens so far and their logits (v) to other logits, for grammars and penalties.
                 An exception ends this request alone.
+            observer: called with the request and the state of its row after each step that gave it tokens;
+                it must not change the state.
             logprobs: keep the log probabilities of the generated tokens, and of this number of likeliest
                 tokens in their places; None keeps none.
             echo: keep them for the tokens of the prompt too, which then all are read.
@@ -191,6 +194,7 @@ class Engine:
             stop=stop,
             seconds=seconds,
             process=process,
+            observer=observer,
             logprobs=logprobs,
             echo=echo,
             salt=salt,
@@ -489,6 +493,9 @@ class Engine:
                 errors[request] = error
         rows.state = levelled(self.model, rows.state, [request.read for request in requests])
         for row, request in enumerate(requests):
+            watched = request.options.observer is not None and request not in errors
+            if watched and (error := request.observed(rows.of(row))) is not None:
+                errors[request] = error
             if request not in errors and (request.complete or request.read % self.interval == 0):
                 self._keep(request, rows.of(row))
         self._leave(list(errors))

@@ -36,9 +36,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.exceptions import HTTPException
 
 from linrec.serve.answers import Choice, Written
-from linrec.serve.bodies import Body, ChatBody, CompletionBody
-from linrec.serve.engine import Engine, EngineError, EngineFull
+from linrec.serve.bodies import Body, ChatBody, CompletionBody, Refused, refusing
+from linrec.serve.engine import Engine
 from linrec.serve.request import Request as Answer
+from linrec.serve.workbench import make_router
 from linrec.text import Tokenizer
 
 __all__ = ["Limits", "make_app"]
@@ -69,14 +70,6 @@ class Limits:
     seconds: float = 600.0
 
 
-class Refused(HTTPException):
-    """An error of OpenAI's form."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
-        super().__init__(status, message)
-        self.param = param
-
-
 def make_app(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -96,6 +89,7 @@ def make_app(
     | `GET /v1/models` | the model's name |
     | `GET /health` | 200 while requests are taken, else 503 |
     | `GET /metrics` | counters for Prometheus, without any text |
+    | `GET /` | a page that watches answers; see `linrec.serve.workbench` |
 
     Args:
         engine: the engine.
@@ -132,6 +126,8 @@ def make_app(
         return hashlib.sha256(given).hexdigest() if known else ""
 
     Salt = Annotated[str, Depends(salt_of)]
+
+    app.include_router(make_router(engine, tokenizer, salt_of))
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request, salt: Salt) -> Response:
@@ -282,26 +278,26 @@ class _Service:
                 number, repeat = divmod(index, body.n or 1)
                 prompt = prompts[number]
                 room = self.engine.max_length - len(prompt)
-                answer = self.engine.submit(
-                    prompt,
-                    n_tokens=max(1, room if body.tokens is None else body.tokens),
-                    temperature=1.0 if body.temperature is None else body.temperature,
-                    top_k=body.top_k,
-                    top_p=body.top_p,
-                    seed=seed + repeat,
-                    stop=() if end is None else (end,),
-                    seconds=self.limits.seconds,
-                    process=body.process(len(prompt), self.engine.vocab_size),
-                    logprobs=logprobs,
-                    echo=echo,
-                    salt=salt,
-                    listener=partial(tell, index),
-                )
+                with refusing():
+                    answer = self.engine.submit(
+                        prompt,
+                        n_tokens=max(1, room if body.tokens is None else body.tokens),
+                        temperature=1.0 if body.temperature is None else body.temperature,
+                        top_k=body.top_k,
+                        top_p=body.top_p,
+                        seed=seed + repeat,
+                        stop=() if end is None else (end,),
+                        seconds=self.limits.seconds,
+                        process=body.process(len(prompt), self.engine.vocab_size),
+                        logprobs=logprobs,
+                        echo=echo,
+                        salt=salt,
+                        listener=partial(tell, index),
+                    )
                 choices.append(Choice(index, number, answer, self.tokenizer, stops))
-        except (ValueError, EngineFull, EngineError) as error:
+        except Exception:
             self._left(choices)
-            status = 429 if isinstance(error, EngineFull) else 503 if isinstance(error, EngineError) else 400
-            raise Refused(status, str(error)) from error
+            raise
         return choices
 
     async def _pieces(

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from linrec.generation.noise import check_seed, uniforms
 from linrec.generation.sampling import Sampling
+from linrec.mixers import State
 from linrec.rules import at_least, positive
 
 if TYPE_CHECKING:
     from linrec.serve.engine import Engine
 
-__all__ = ["Ended", "LogProb", "Process", "Request", "RequestError"]
+__all__ = ["Ended", "LogProb", "Observer", "Process", "Request", "RequestError"]
 
 Ended: TypeAlias = Literal["length", "stop", "cancelled", "deadline", "error"]
 Process: TypeAlias = Callable[[Sequence[int], Float[Tensor, "v"]], Float[Tensor, "v"]]
+Observer: TypeAlias = Callable[["Request", State], None]
 
 # random numbers that are drawn at once
 BLOCK = 64
@@ -58,6 +60,7 @@ class Options:
     stop: frozenset[int] = frozenset()
     seconds: float = math.inf
     process: Process | None = None
+    observer: Observer | None = None
     logprobs: int | None = None
     echo: bool = False
     salt: str = ""
@@ -164,6 +167,15 @@ class Request:
         for row, token in enumerate(tokens):
             likeliest = dict(zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True))
             self.logprobs.append(LogProb(float(found[row, token]), likeliest))
+
+    def observed(self, state: State) -> Exception | None:
+        """Show the state to the observer; return the observer's error."""
+        try:
+            if self.options.observer is not None:
+                self.options.observer(self, state)
+        except Exception as error:
+            return error
+        return None
 
     def extend(self, tokens: Sequence[int]) -> Exception | None:
         """Append generated tokens, whose predecessors the state has read; return the listener's error."""
