@@ -66,14 +66,30 @@ class Served:
     def ended(self):
         """Return the exit status, and what it said."""
         with self.client:
-            said, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+            if not self.process.stdout.closed:
+                self.said, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, self.said
 
 
-def test_a_run_answers_with_its_tokens_and_ends_with_its_streams(run, tmp_path):
+@pytest.fixture
+def serve():
+    """Start servers, which end with the test."""
+    begun = []
+
+    def start(*words):
+        begun.append(Served(*words))
+        return begun[-1]
+
+    yield start
+    for served in begun:
+        served.process.kill()
+        served.ended()
+
+
+def test_a_run_answers_with_its_tokens_and_ends_with_its_streams(run, tmp_path, serve):
     (tmp_path / "keys").write_text("one\ntwo\n")
     words = run, "--api-key-file", tmp_path / "keys", "--draft-tokens", 3, "--state-dir", tmp_path / "states"
-    served = Served(*words)
+    served = serve(*words)
     model = load_run(run).model()
     client = served.client
     found = client.completions.create(model="roses", prompt="a rose", max_tokens=20, temperature=0)
@@ -102,18 +118,18 @@ def test_a_run_answers_with_its_tokens_and_ends_with_its_streams(run, tmp_path):
     assert text[:90] == ByteTokenizer().decode(expected[0].tolist())[:90]
     assert pieces[-1].choices[0].finish_reason in ("length", "stop")
     assert said.startswith(f"roses at {served.url}/v1\n") and "snapshots in" in said
-    served = Served(*words)
+    served = serve(*words)
     again = served.client.completions.create(model="roses", prompt="a rose is", max_tokens=1)
     assert again.usage.prompt_tokens_details.cached_tokens >= 5
     served.process.send_signal(signal.SIGTERM)
     assert served.ended()[0] == 0
 
 
-def test_a_published_folder_chats_by_its_template(run, tmp_path):
+def test_a_published_folder_chats_by_its_template(run, tmp_path, serve):
     folder = tmp_path / "published"
     assert main(["publish", str(run), str(folder)]) == 0
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    served = Served(folder, "--name", "rose")
+    served = serve(folder, "--name", "rose")
     said = [{"role": "user", "content": "a rose"}]
     found = served.client.chat.completions.create(
         model="rose", messages=said, max_completion_tokens=9, temperature=0

@@ -63,15 +63,15 @@ class ServeOptions:
         model: run folder of a language model, or a folder that `linrec publish` wrote.
         host: address to listen at; 0.0.0.0 takes requests from other machines.
         port: port to listen at.
-        name: name of the model, by default that of the folder.
+        name: name of the model, by default the name of the folder.
         slots: the most requests that are answered at the same time.
         snapshots: memory for states of prompts and answers, from which further requests start.
         state_dir: a folder where snapshots are kept while the server does not run.
-        draft_tokens: number of tokens to guess from the text so far and check in one step; 0 guesses none.
+        draft_tokens: number of tokens to guess from the text so far and check in one step; 0 is none.
         max_waiting: the most requests that wait for a slot; more are refused.
         max_length: the most tokens of a prompt and its answer.
         api_key_file: a file with the keys that clients may use, one a line; without it, no key is needed.
-        chat_template: a Jinja template of chats, by default that of the folder.
+        chat_template: a Jinja template of chats, by default the template of the folder.
         grace: seconds that open requests have to end.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
         trust_code: allow running the code of a task or mixer that the run names by an import path.

@@ -1,7 +1,7 @@
 """Serving: many requests at once, in the rows of one batch that requests join and leave.
 
 `Engine` answers requests with the tokens that `linrec.generation.generate` gives each of them alone. A prefix
-tree of states saves the reading of what earlier requests have read, and drafts save steps of the model.
+tree of states saves the reading of prefixes that earlier requests share, and drafts save steps of the model.
 """
 
 from linrec.serve.drafts import Draft, ModelDraft, NGramDraft

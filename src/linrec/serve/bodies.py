@@ -176,7 +176,7 @@ class Refused(HTTPException):
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Turn what the engine refuses into the answer of a server."""
+    """Turn refusals of the engine into answers with a status."""
     try:
         yield
     except EngineFull as error:

@@ -46,7 +46,7 @@ class Draft(abc.ABC):
         """Return the proposed tokens after `request.tokens` of each request, (b, k) int64 on the CPU."""
 
     def forget(self, request: Request) -> None:  # noqa: B027
-        """Drop what is kept of a request, which has ended."""
+        """Drop the records of a request that has ended."""
 
 
 class NGramDraft(Draft):

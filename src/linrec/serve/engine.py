@@ -43,8 +43,8 @@ class Engine:
     Requests join and leave between steps. With snapshots, a request starts from the longest prefix that it
     shares with an earlier request.
 
-    A token differs from that of `generate` only where rounding decides: the two work in batches of different
-    sizes, and in float64 they agree.
+    A token differs from the token of `generate` only where rounding decides: batches are of different sizes,
+    and in float64 they agree.
 
     Args:
         model: a causal language model in evaluation mode.
@@ -52,11 +52,11 @@ class Engine:
         chunk: number of tokens of a piece of a prompt.
         prompt_tokens: the most tokens of prompts that a step reads, or a single piece.
         snapshots: bytes of snapshots, kept after every `interval` tokens, and at the end of prompts and of
-            answers; 0 keeps none.
+            answers; 0 disables them.
         interval: number of tokens between snapshots, a multiple of `chunk`; None is `chunk`. With large
             states, a larger number saves memory.
         max_waiting: the most requests that wait.
-        max_length: the most tokens of a request, with those it asks for. It bounds caches that grow.
+        max_length: the most tokens of a prompt and its answer. It bounds caches that grow.
         vocab_size: generate only token ids below this number; None allows all.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         deterministic: run the rows one at a time, so that the bits of an answer do not depend on others. A
@@ -127,7 +127,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._reading: dict[Request, State] = {}
         self._running = Rows(self.model)
-        # what other threads ask for, done between steps
+        # commands of other threads, which run between steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._stepping, self._entering, self._wake = threading.RLock(), threading.RLock(), threading.Event()
         self._n_entering = 0
@@ -168,7 +168,7 @@ class Engine:
             observer: called with the request and the state of its row after each step that gave it tokens;
                 it must not change the state.
             logprobs: keep the log probabilities of the generated tokens, and of this number of likeliest
-                tokens in their places; None keeps none.
+                tokens in their places; None is neither.
             echo: keep them for the tokens of the prompt too, which then all are read.
             salt: requests share prefixes only with requests of the same salt.
             listener: called with the request after each step that gave it tokens and when it ends, on the

@@ -5,7 +5,7 @@
     salt           as JSON, the salt of the requests that share the snapshot
 
 A file has a checksum, the fingerprint of the model and the precision, and is never unpickled. Its owner alone
-may read it, since it holds what was said. A file has all tokens of its snapshot, also those of others.
+may read a file, which holds the tokens of prompts and answers.
 """
 
 import hashlib

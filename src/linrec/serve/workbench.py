@@ -125,10 +125,11 @@ class Watch:
 
 
 def make_router(engine: Engine, tokenizer: Tokenizer, salt_of: Callable[..., Any]) -> APIRouter:
-    """Return the page at `/`, and what it asks for.
+    """Return the routes of the page.
 
     | address | content |
     |---|---|
+    | `GET /` | the page |
     | `POST /linrec/answers` | begins an answer; returns its `id` |
     | `GET /linrec/answers/ID` | its tokens so far, and the layers at each of the last 400 |
     | `POST /linrec/answers/ID/fork`, `rollback`, `cancel` | as in the engine |
