@@ -57,7 +57,7 @@ class GenerateOptions:
 class ServeOptions:
     """Answer requests of OpenAI's clients over HTTP, many at once.
 
-    Ctrl-C or SIGTERM refuses new requests, and ends when the open ones have ended.
+    After Ctrl-C or SIGTERM, the server refuses new requests, and ends with the last open request.
 
     Args:
         model: run folder of a language model, or a folder that `linrec publish` wrote.

@@ -84,7 +84,7 @@ def save_state(path: str | os.PathLike[str], state: GenerationState, model: Lang
 
 
 def write_parts(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, object], model: str) -> None:
-    """Write the tensors of a state and what is said about them, with the fingerprint `model` of the model."""
+    """Write the tensors of a state and JSON values `about` the state, with the fingerprint `model`."""
     tensors = dict(tensors)
     complex_parts = [name for name, tensor in tensors.items() if tensor.is_complex()]
     tensors |= {name: torch.view_as_real(tensors[name].resolve_conj()) for name in complex_parts}

@@ -4,8 +4,9 @@
     x_t = A x_{t-1} + b u_t         y_t = c^T x_t + D u_t       o_t = y_t + W GELU(y_t) + w
     x_{t+h} = (A + b k^T)^h x_t     y_{t+h} = c^T x_{t+h}       u_{t+h+1} = k^T x_{t+h}       closed loop
 
-u input of a channel, x its state of N numbers, y output, o output of the layer, e_i unit vectors, a, b, c and
-k parameters of a channel, D, W and w skip weight and map, t time, h steps of a forecast.
+u input of a channel, x state of a channel (N numbers), y output, o output of the layer, e_i unit vectors.
+a, b, c and k are parameters of a channel, D is a skip weight, W and w are a map, t is time, h is the number
+of steps of a forecast.
 """
 
 import torch

@@ -52,7 +52,7 @@ class AttentiveRecurrenceConfig:
 
 
 class AttentiveRecurrence(nn.Module):
-    """x_t = F(Attn(x_{t-1}; U), x_{t-1}): n vectors, each of which chooses what it reads of a sequence.
+    """x_t = F(Attn(x_{t-1}; U), x_{t-1}): n vectors, each of which attends to a sequence.
 
     x_0 is zeros, so the first step reads the same mixture of every sequence's keys.
 

@@ -257,7 +257,7 @@ class SourcedTask(Protocol):
 
 @runtime_checkable
 class GeneratedTask(Protocol):
-    """A task with scores of what a model generates, beside the loss of each token."""
+    """A task with scores of generated outputs, beside the loss of each token."""
 
     def generated_scores(self, model: Any, split: Any) -> Mapping[str, Any]:
         """Return scores of a model in evaluation mode, as JSON values."""

@@ -124,8 +124,8 @@ class Dyck(StateTracking):
         y = the set of symbols that may follow: all opening brackets unless the depth is reached; the closing
             bracket of the bracket opened last; and the end where no bracket is open
 
-    Nested strings are uniform among the strings of their length, which is even: an odd length is reduced by
-    1. With `shuffled`, brackets of different kinds may cross, so that a counter for each kind suffices: a
+    Nested strings are uniform among the strings of their length. Lengths are even: an odd length is reduced
+    by 1. With `shuffled`, brackets of different kinds may cross, so that a counter for each kind suffices: a
     closing bracket closes any open bracket, each equally likely, and the set has the closing brackets of all
     open kinds. With one kind, the two are the same language.
 

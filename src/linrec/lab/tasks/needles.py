@@ -183,7 +183,7 @@ class Passkey(NeedleTask):
 
     Source: Mohtashami and Jaggi, Landmark Attention (2023, arXiv:2305.16300), for the passkey, with the same
     five sentences over and over, `filler="repeated"`; Hsieh and others, RULER (2024, arXiv:2404.06654), for
-    several keys. They ask pretrained language models; the sentences of this task are its own.
+    several keys. Both papers test pretrained language models, with other sentences.
 
     Example:
         >>> task = Passkey(length=30, n_digits=4, n_train=1, n_validation=1, n_test=1)

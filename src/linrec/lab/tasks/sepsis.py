@@ -1,7 +1,6 @@
 """PhysioNet Sepsis: tell from the hours in intensive care whether a patient gets a sepsis."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.base import ObjectiveName, SplitName, errors_of_numbers, require_at_least
 from linrec.lab.tasks.files import FileTask
-from linrec.lab.tasks.labelled import LabelledSeries, stratified
+from linrec.lab.tasks.labelled import LabelledSeries, NumberTask, stratified
 from linrec.text import DataError
 
 __all__ = ["Sepsis", "area_under_curve"]
@@ -55,7 +54,7 @@ def area_under_curve(predictions: Float[Tensor, "n"], labels: Float[Tensor, "n"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sepsis(FileTask):
+class Sepsis(FileTask, NumberTask):
     """Tell from the first hours in intensive care whether a patient has a sepsis in these hours.
 
         target = 1 if any of the hours has the label 1, else 0, given x_1, ..., x_t, t <= 72
@@ -108,17 +107,6 @@ class Sepsis(FileTask):
     def n_features(self) -> int:
         """Number of input features per step."""
         return len(SERIES) + len(STATIC) + 1 + self.intensity * (len(SERIES) + 2)
-
-    @property
-    def chance(self) -> float:
-        """Mean squared error of the training mean, as `trivial_score`; reads the files."""
-        return self.trivial_score
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Mean squared error on the test split of always predicting the mean training target."""
-        train, test = (self.split(name).labels.double() for name in ("train", "test"))
-        return float((test - train.mean()).square().mean())
 
     def score(self, predictions: Float[Tensor, "n 1"], split: LabelledSeries) -> dict[str, Any]:
         """Return scores of predictions on a split.

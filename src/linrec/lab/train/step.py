@@ -46,7 +46,7 @@ class Objective(nn.Module):
     Args:
         model: the model. A language model never holds all logits in memory at once. A classifier has a
             target per sequence or, without pooling, per step.
-        label_smoothing: as in `OptimConfig`; in evaluation mode there is none.
+        label_smoothing: as in `OptimConfig`; ignored in evaluation mode.
     """
 
     def __init__(

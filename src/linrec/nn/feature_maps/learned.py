@@ -122,9 +122,9 @@ class HashedFeatures(FeatureMap, Float32Module):
 
         The target of a pair of queries of a sequence is c if the pair is among the `top` most similar pairs
         of its row, -c if it is among the least similar pairs, and 0 otherwise. The products of the bits found
-        so far are subtracted. A row of A is
-        100 steps of gradient descent on -mean(H S H^T) / (t c), with 2 sigmoid(y) - 1 in place of sign(y). It
-        stays as it was if the bits themselves get no better.
+        so far are subtracted. A row of A is trained by 100 steps of gradient descent on
+        -mean(H S H^T) / (t c), with 2 sigmoid(y) - 1 in place of sign(y). The row keeps its old values if the
+        bits do not improve.
 
         Args:
             q: queries, of at least `n_anchors` steps, in any precision. Memory is quadratic in the length.
