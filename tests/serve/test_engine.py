@@ -250,7 +250,7 @@ def test_a_long_request_does_not_lengthen_the_caches_of_short_ones():
     long = engine.submit(prompts_of(1100)[0], n_tokens=9, seed=4)
     while engine.open_requests["running"] < 3:
         engine.step()
-    lengths = [group[0].cache.k.shape[:2] for group in engine._running.state.states]
+    lengths = [group[0].cache.k.shape[:2] for group in engine._others.state.states]
     assert sorted(lengths) == [(1, 1100), (2, short[1].read)]
     for request in (*short, long):
         assert request.result() == alone(engine.model, request.tokens[: request.n_prompt], 9, seed=4)

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from linrec.mixers import Mixer, State
@@ -12,7 +13,7 @@ from linrec.mixers.attention import Attention, AttentionState
 from linrec.models import LanguageModel
 from linrec.ops.attention import AttentionCache
 
-__all__ = ["CacheRings", "with_cache_length"]
+__all__ = ["CacheRings", "has_rings", "with_cache_length", "with_places", "with_rings", "without_rings"]
 
 # steps at least, since steps are compiled and captured again when the room is used up
 ROOM = 512
@@ -87,20 +88,42 @@ class CacheRings:
         steps, slots = self._steps[n], self._windows[n]
         if slots is None:
             slots = -(-(steps + (self._size or 0)) // ALIGNED) * ALIGNED
-        alive = cache.k.new_ones(cache.k.shape[:2]).bool() if cache.alive is None else cache.alive
-        k, v = (functional.pad(x, (0, 0, 0, 0, 0, slots - steps)) for x in cache[:2])
-        place = torch.full((1,), steps % slots, dtype=torch.int64, device=k.device)
-        return AttentionCache(k, v, None, None, functional.pad(alive, (0, slots - steps), value=False), place)
+        place = torch.full((1,), steps % slots, dtype=torch.int64, device=cache.k.device)
+        return _ring(slots, steps, cache)._replace(place=place)
 
     def _in_order(self, n: int, cache: AttentionCache) -> AttentionCache:
         if cache.place is None:
             return cache
-        steps, window = self._steps[n] + self.taken, self._windows[n]
-        kept = steps if window is None else min(steps, window - 1)
-        slots = torch.arange(steps - kept, steps, device=cache.k.device) % cache.k.shape[1]
-        k, v = (x.index_select(1, slots) for x in cache[:2])
-        alive = None if cache.alive is None else cache.alive.index_select(1, slots)
-        return AttentionCache(k, v, None, None, alive if n in self._masked else None)
+        steps = self._steps[n] + self.taken
+        found = _in_order(_kept(self._windows[n], steps), steps, cache)
+        return found if n in self._masked else found._replace(alive=None)
+
+
+def has_rings(model: LanguageModel) -> bool:
+    """Return whether all states that grow are caches that may be rings."""
+    return _is_plain(model) and all(_has_cache(mixer) or not mixer.state_grows for mixer in model.mixers)
+
+
+def with_rings(model: LanguageModel, layers: State, length: int, taken: int) -> State:
+    """Return the state with caches as rings without a `place`: the next slot of all is `taken`, modulo slots.
+
+    Args:
+        model: the model.
+        layers: a state, with caches of at most `length` steps.
+        length: number of slots; caches of attention with a window have a slot for each step of the window.
+        taken: number of steps that the rings have taken.
+    """
+    return _with_caches(model, layers, lambda mixer, cache: _ring(mixer.window or length, taken, cache))
+
+
+def without_rings(model: LanguageModel, layers: State, steps: int, taken: int) -> State:
+    """Return the state with caches of the newest steps, at most of the window, from those of `with_rings`."""
+    return _with_caches(model, layers, lambda mixer, ring: _in_order(_kept(mixer.window, steps), taken, ring))
+
+
+def with_places(model: LanguageModel, layers: State, places: Callable[[int], Tensor]) -> State:
+    """Return the state with the next slot of rings, from their numbers of slots."""
+    return _with_caches(model, layers, lambda _, ring: ring._replace(place=places(ring.k.shape[1])))
 
 
 def with_cache_length(model: LanguageModel, layers: State, steps: int) -> State:
@@ -114,14 +137,37 @@ def with_cache_length(model: LanguageModel, layers: State, steps: int) -> State:
         layers: a state of any rows.
         steps: the most steps that a row has read.
     """
+    return _with_caches(model, layers, lambda mixer, cache: _of_length(_kept(mixer.window, steps), cache))
+
+
+def _with_caches(
+    model: LanguageModel, layers: State, change: Callable[[Attention, AttentionCache], AttentionCache]
+) -> State:
     if not _is_plain(model):
         return layers
     found = list(layers)
     for n, mixer in enumerate(model.mixers):
         if _has_cache(mixer):
-            length = steps if mixer.window is None else min(steps, mixer.window - 1)
-            found[n] = _mapped(layers[n], partial(_of_length, length))
+            found[n] = _mapped(layers[n], partial(change, mixer))
     return tuple(found)
+
+
+def _kept(window: int | None, steps: int) -> int:
+    return steps if window is None else min(steps, window - 1)
+
+
+def _ring(slots: int, taken: int, cache: AttentionCache) -> AttentionCache:
+    return _moved(_of_length(slots, cache), lambda part: part.roll(taken, 1))
+
+
+def _in_order(steps: int, taken: int, ring: AttentionCache) -> AttentionCache:
+    slots = torch.arange(taken - steps, taken, device=ring.k.device) % ring.k.shape[1]
+    return _moved(ring, lambda part: part.index_select(1, slots))
+
+
+def _moved(cache: AttentionCache, move: Callable[[Tensor], Tensor]) -> AttentionCache:
+    alive = None if cache.alive is None else move(cache.alive)
+    return AttentionCache(move(cache.k), move(cache.v), None, None, alive)
 
 
 def _of_length(length: int, cache: AttentionCache) -> AttentionCache:

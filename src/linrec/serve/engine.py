@@ -20,9 +20,10 @@ from linrec.models import LanguageModel
 from linrec.models.ragged import joined, rows_of
 from linrec.rules import at_least, require
 from linrec.serve.drafts import Draft
+from linrec.serve.graphs import CapturedRows, FixedRows, fixed_state
 from linrec.serve.prefixes import PrefixTree
 from linrec.serve.request import Ended, Observer, Options, Process, Request
-from linrec.serve.rows import Rows, joined_rows, levelled
+from linrec.serve.rows import Rows, joined_rows
 from linrec.serve.sampling import choose
 
 __all__ = ["Engine", "EngineError", "EngineFull"]
@@ -126,7 +127,13 @@ class Engine:
         self._device = next(model.parameters()).device
         self._waiting: deque[Request] = deque()
         self._reading: dict[Request, State] = {}
-        self._running = Rows(self.model)
+        # rows of a constant shape, and rows that have none or need more memory
+        self._fixed: FixedRows | None = None
+        self._others = Rows(self.model)
+        if self._device.type == "cuda" and not deterministic and draft is None:
+            row = fixed_state(self.model, precision)
+            if row is not None:
+                self._fixed = CapturedRows(self.model, row, vocab_size=self.vocab_size, precision=precision)
         # commands of other threads, which run between steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._stepping, self._entering, self._wake = threading.RLock(), threading.RLock(), threading.Event()
@@ -223,9 +230,10 @@ class Engine:
 
         def copied() -> None:
             child.tokens = list(request.tokens)
-            if request in self._running.requests:
-                child.logprobs = list(request.logprobs)
-                self._keep(request, self._running.of(self._running.requests.index(request)))
+            for rows in self._running:
+                if request in rows.requests:
+                    child.logprobs = list(request.logprobs)
+                    self._keep(request, rows.of(rows.requests.index(request)))
 
         return self._entered(child, before=copied)
 
@@ -271,7 +279,9 @@ class Engine:
                 self._expire()
                 self._admit()
                 self._read()
-                self._generate()
+                self._move()
+                for rows in self._running:
+                    self._generate(rows)
             except BaseException as error:
                 with self._entering:
                     self.failure = error
@@ -279,7 +289,7 @@ class Engine:
                 self._obey()
                 self._end(self._open(), "error", error)
                 raise
-            return bool(self._waiting or self._reading or self._running)
+            return bool(self._waiting or self._reading or self._n_running)
 
     def start(self) -> None:
         """Run the engine in a thread of its own until `stop`."""
@@ -329,7 +339,7 @@ class Engine:
         return {
             "waiting": len(self._waiting) + self._n_entering,
             "reading": len(self._reading),
-            "running": len(self._running),
+            "running": self._n_running,
         }
 
     def _run(self) -> None:
@@ -371,15 +381,25 @@ class Engine:
 
         with self._entering:
             self._check_accepts()
-            free = self.slots - len(self._reading) - len(self._running)
+            free = self.slots - len(self._reading) - self._n_running
             if len(self._waiting) + self._n_entering >= self.max_waiting + free:
                 raise EngineFull(f"{self.max_waiting} requests wait already; ask again later.")
             self._n_entering += 1
             self._ask(enter)
         return request
 
+    @property
+    def _running(self) -> list[Rows]:
+        """The rows that generate."""
+        return [rows for rows in (self._fixed, self._others) if rows is not None and rows.requests]
+
+    @property
+    def _n_running(self) -> int:
+        return sum(map(len, self._running))
+
     def _open(self) -> list[Request]:
-        return [*self._waiting, *self._reading, *self._running.requests]
+        running = [request for rows in self._running for request in rows.requests]
+        return [*self._waiting, *self._reading, *running]
 
     def _end(self, requests: Sequence[Request], why: Ended, error: BaseException | None = None) -> None:
         """End the open ones of these requests."""
@@ -393,7 +413,8 @@ class Engine:
 
     def _leave(self, requests: Sequence[Request]) -> None:
         """Take requests from where they wait, read or run."""
-        self._running.leave(requests)
+        for rows in self._running:
+            rows.leave(requests)
         for request in requests:
             self._reading.pop(request, None)
             if request in self._waiting:
@@ -406,7 +427,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free slots to the requests that have waited longest, with the state of their prefix."""
-        while self._waiting and len(self._reading) + len(self._running) < self.slots:
+        while self._waiting and len(self._reading) + self._n_running < self.slots:
             request = self._waiting.popleft()
             # a running row has read all tokens but the newest
             known = [] if request.scores_prompt else request.tokens[:-1]
@@ -418,11 +439,21 @@ class Engine:
 
     def _run_on(self, requests: Sequence[Request]) -> None:
         """Let requests generate that have read their prompt."""
-        if requests:
-            state = joined_rows(self.model, [([request], self._reading[request]) for request in requests])
-            self._running.join(requests, state)
-            for request in requests:
-                del self._reading[request]
+        fixed = [] if self._fixed is None else self._fixed.admitted(requests)
+        for rows, some in (self._fixed, fixed), (self._others, [r for r in requests if r not in fixed]):
+            if rows is not None and some:
+                parts = [([request], self._reading.pop(request)) for request in some]
+                rows.join(some, joined_rows(self.model, parts))
+
+    def _move(self) -> None:
+        """Let rows go on elsewhere whose states have outgrown the fixed memory."""
+        if self._fixed is None or not self._fixed.requests:
+            return
+        if gone := self._fixed.outgrown():
+            rows = self._fixed.some([self._fixed.requests.index(request) for request in gone])
+            self._fixed.leave(gone)
+            self._others.join(gone, rows.state)
+        self._fixed.make_room()
 
     def _read(self) -> None:
         """Read a piece of the prompts that have waited longest for it, pieces of one length together."""
@@ -456,16 +487,17 @@ class Engine:
                 self._keep(request, self._reading[request])
         self._run_on([request for request in requests if not request.unread])
 
-    def _generate(self) -> None:
-        """Generate a token of each running request; with a draft, also the tokens that it has guessed."""
-        rows, requests = self._running, list(self._running.requests)
-        if not requests:
-            return
+    def _generate(self, rows: Rows) -> None:
+        """Generate a token of each row; with a draft, also the tokens that it has guessed."""
+        requests = list(rows.requests)
         given = torch.tensor([[request.tokens[-1]] for request in requests])
         if self.draft is not None:
             given = torch.cat([given, self.draft.propose(requests)], 1)
-        x, after = self._hidden(given, rows)
-        logits = torch.cat([self._head(part) for part in x.split(1 if self.deterministic else len(x))])
+        if isinstance(rows, CapturedRows):
+            logits, after = rows.logits(given), rows.state
+        else:
+            x, after = self._hidden(given, rows)
+            logits = torch.cat([self._head(part) for part in x.split(1 if self.deterministic else len(x))])
         valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
         plain, errors = logits, dict[Request, Exception]()
         if any(request.options.process for request in requests):
@@ -491,7 +523,7 @@ class Engine:
             self.counts["generated"] += len(tokens)
             if (error := request.extend(tokens)) is not None:
                 errors[request] = error
-        rows.state = levelled(self.model, rows.state, [request.read for request in requests])
+        rows.after_step()
         for row, request in enumerate(requests):
             watched = request.options.observer is not None and request not in errors
             if watched and (error := request.observed(rows.of(row))) is not None:

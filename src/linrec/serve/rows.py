@@ -58,7 +58,11 @@ class Rows:
         rest = self.some(kept) if kept else Rows(self.model)
         self.requests, self.state = rest.requests, rest.state
         if kept:
-            self.state = levelled(self.model, self.state, [request.read for request in self.requests])
+            self.after_step()
+
+    def after_step(self) -> None:
+        """Give caches few lengths, after a step of all rows or fewer rows."""
+        self.state = levelled(self.model, self.state, [request.read for request in self.requests])
 
     def of(self, row: int) -> State:
         """Return the state of one row, in memory of its own."""

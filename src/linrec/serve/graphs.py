@@ -1,0 +1,249 @@
+"""Rows in fixed memory, and their steps as CUDA graphs: one launch in place of hundreds."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from linrec.generation.caches import has_rings, with_cache_length, with_places, with_rings, without_rings
+from linrec.generation.precision import autocast
+from linrec.literals import Precision
+from linrec.mixers import State
+from linrec.models import LanguageModel
+from linrec.models.compilation import EAGER_STEPS
+from linrec.models.ragged import RaggedState, rows_of
+from linrec.ops.core.garbage import uncollected
+from linrec.ops.core.kernel import successors
+from linrec.serve.request import Request
+from linrec.serve.rows import SHORT, Rows
+from linrec.trees import leaves, map_tree
+
+__all__ = ["CapturedRows", "FixedRows", "fixed_state"]
+
+# slots of rings at most, as times of the steps in them: a long row would make each step of short rows longer
+WASTE = 8
+
+
+class FixedRows(Rows):
+    """Rows whose states lie in memory of a constant shape, which steps overwrite.
+
+    A row that leaves gives its place to the last one. Caches of attention are rings of one length, in which
+    all rows write the same slot. Memory grows to the next power of two of rows and of steps, and shrinks
+    where a quarter is enough.
+
+    Args:
+        model: the model.
+        row: the state of one row, from `fixed_state`.
+        budget: the most bytes of all states; rows that do not fit are not admitted.
+
+    Attributes:
+        taken: number of steps of all rows since the memory was made.
+    """
+
+    def __init__(self, model: LanguageModel, row: State, *, budget: float) -> None:
+        super().__init__(model)
+        self.budget = budget
+        self.taken = 0
+        self._row = map_tree(lambda part: part.to("meta"), row)
+        self._grows = any(mixer.state_grows for mixer in model.mixers)
+        self._memory: State = None
+        # numbers of rows and of steps that there is memory for
+        self._size = 0, 0
+        # the next slot of rings, by their numbers of slots
+        self._places: dict[int, Tensor] = {}
+
+    @property
+    def state(self) -> State:
+        """The state of all rows."""
+        return self.part(len(self))
+
+    @state.setter
+    def state(self, state: State) -> None:
+        if self.requests:
+            write(self.state, state)
+
+    def part(self, rows: int) -> State:
+        """Return the state of the first rows, also of those in use by no request."""
+        return with_places(self.model, map_tree(lambda part: part[:rows], self._memory), self._place)
+
+    def admitted(self, requests: Iterable[Request]) -> list[Request]:
+        """Return those of the requests for which there is memory."""
+        found: list[Request] = []
+        for request in requests:
+            if self._fits([*self.requests, *found, request]):
+                found.append(request)
+        return found
+
+    def join(self, requests: Sequence[Request], state: State) -> None:
+        """Append rows, with the state of them all."""
+        first, size = len(self), self._needed([*self.requests, *requests])
+        if size[0] > self._size[0] or size[1] > self._size[1]:
+            self._resize(size)
+        self.requests = [*self.requests, *requests]
+        groups = zip(*state, strict=True) if isinstance(state, RaggedState) else [(None, state)]
+        for rows, group in groups:
+            rings = with_rings(self.model, group, self._size[1], self.taken)
+            for place, part in zip(leaves(self._memory), leaves(rings), strict=True):
+                place[slice(first, len(self)) if rows is None else first + rows] = part.to(place.dtype)
+
+    def leave(self, gone: Iterable[Request]) -> None:
+        """Remove rows."""
+        left = set(gone) & set(self.requests)
+        n = len(self) - len(left)
+        holes = [row for row in range(n) if self.requests[row] in left]
+        last = [row for row in range(n, len(self)) if self.requests[row] not in left]
+        if holes:
+            for place in leaves(self._memory):
+                place[holes] = place[last]
+        for hole, row in zip(holes, last, strict=True):
+            self.requests[hole] = self.requests[row]
+        self.requests = self.requests[:n]
+        if left:
+            rows, steps = self._needed(self.requests)
+            if 4 * rows * steps <= self._size[0] * self._size[1]:
+                self._resize((rows, steps))
+
+    def some(self, rows: Sequence[int]) -> Rows:
+        """Return some of the rows, in memory of their own."""
+        found = Rows(self.model)
+        found.requests = [self.requests[row] for row in rows]
+        state = rows_of(self._memory, torch.tensor(rows))
+        steps = max((request.read for request in found.requests), default=0)
+        found.state = without_rings(self.model, state, steps, self.taken)
+        return found
+
+    def after_step(self) -> None:
+        """Count a step of all rows."""
+        self.taken += 1
+
+    def outgrown(self) -> list[Request]:
+        """Return the requests, longest first, whose next step there is no memory for."""
+        kept, gone = list(self.requests), list[Request]()
+        while kept and not self._fits(kept):
+            gone.append(max(kept, key=lambda request: request.read))
+            kept.remove(gone[-1])
+        return gone
+
+    def make_room(self) -> None:
+        """Have memory for the next step of all rows."""
+        size = self._needed(self.requests)
+        if size[0] > self._size[0] or size[1] > self._size[1]:
+            self._resize(size)
+
+    def _place(self, slots: int) -> Tensor:
+        if slots not in self._places:
+            device = self.model.embedding.weight.device
+            self._places[slots] = torch.tensor([self.taken % slots], device=device)
+        return self._places[slots]
+
+    def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
+        longest = max((request.read for request in requests), default=0) if self._grows else 0
+        return 1 << max(0, len(requests) - 1).bit_length(), max(SHORT, 1 << longest.bit_length())
+
+    def _fits(self, requests: Sequence[Request]) -> bool:
+        rows, steps = size = self._needed(requests)
+        used = sum(max(SHORT, request.read) for request in requests)
+        return self._bytes(size) <= self.budget and rows * steps <= WASTE * used
+
+    def _bytes(self, size: tuple[int, int]) -> int:
+        row = with_rings(self.model, self._row, size[1], 0)
+        return size[0] * sum(part.nbytes for part in leaves(row))
+
+    def _resize(self, size: tuple[int, int]) -> None:
+        """Have memory for these numbers of rows and steps."""
+        kept = self.some(range(len(self))).state if self.requests else None
+        device, (rows, steps) = self.model.embedding.weight.device, size
+        form = with_rings(self.model, self._row, steps, 0)
+        self._memory, self._places = None, {}
+        self._memory = map_tree(lambda x: x.new_zeros(rows, *x.shape[1:], device=device), form)
+        self._size = size
+        if kept is not None:
+            rings = with_rings(self.model, kept, steps, self.taken)
+            for place, part in zip(leaves(self._memory), leaves(rings), strict=True):
+                place[: len(self)] = part
+
+
+class CapturedRows(FixedRows):
+    """Fixed rows whose steps are replayed as CUDA graphs.
+
+    There is a graph for each number of rows with three leading binary digits. Fewer rows take the next larger
+    graph, which computes further rows for nothing.
+
+    Args:
+        model: the model.
+        row: the state of one row, from `fixed_state`.
+        vocab_size: number of token ids to choose from.
+        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
+    """
+
+    def __init__(
+        self, model: LanguageModel, row: State, *, vocab_size: int | None, precision: Precision
+    ) -> None:
+        self._vocab_size, self._precision = vocab_size, precision
+        self._device = model.embedding.weight.device
+        # the other half is for prompts, for states that are copied, and for what does not fit here
+        super().__init__(model, row, budget=torch.cuda.mem_get_info(self._device)[0] / 2)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def logits(self, tokens: Int64[Tensor, "n 1"]) -> Float[Tensor, "n 1 v"]:
+        """Read a token of each row; return the logits of the next, which the next call overwrites."""
+        n = len(tokens)
+        step = 1 << max(0, n.bit_length() - 3)
+        size = min(-(-n // step) * step, self._size[0])
+        if size not in self._graphs:
+            with torch.cuda.device(self._device):
+                self._graphs[size] = self._recorded(size)
+        graph, given, logits = self._graphs[size]
+        given[:n] = tokens
+        graph.replay()
+        return logits[:n]
+
+    def _resize(self, size: tuple[int, int]) -> None:
+        self._graphs = {}
+        super()._resize(size)
+
+    def _recorded(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        state, tokens = self.part(size), torch.zeros(size, 1, dtype=torch.int64, device=self._device)
+        # compiles and tunes kernels; rings are written in place, and keep the slots of the step itself
+        self._step(tokens, state)
+        graph = torch.cuda.CUDAGraph()
+        with uncollected(), torch.cuda.graph(graph, pool=self._pool):
+            # kernels read a state before they write the next one to its place
+            with successors((part, part) for part in leaves(state)):
+                logits, after = self._step(tokens, state)
+            write(state, after)
+        return graph, tokens, logits
+
+    def _step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        with autocast(self._precision, self._device):
+            x, after = self.model.hidden(tokens, state)
+            return self.model.head(x)[..., : self._vocab_size], after
+
+
+def fixed_state(model: LanguageModel, precision: Precision) -> State:
+    """Return the state of one row without caches' steps, or None if its shape is not constant otherwise."""
+    if not has_rings(model):
+        return None
+    device = model.embedding.weight.device
+    token, state, forms = torch.zeros(1, 1, dtype=torch.int64, device=device), model.init_state(1), []
+    for _ in range(EAGER_STEPS):
+        with torch.no_grad(), autocast(precision, device):
+            _, state = model.hidden(token, state)
+        if isinstance(state, RaggedState):
+            return None
+        alike = with_cache_length(model, state, EAGER_STEPS)
+        forms.append([(part.shape, part.dtype) for part in leaves(alike)])
+    return with_cache_length(model, state, EAGER_STEPS) if all(form == forms[0] for form in forms) else None
+
+
+def write(places: State, state: State) -> None:
+    """Copy a state to places, which some parts of it may share."""
+    pairs = list(zip(leaves(places), leaves(state), strict=True))
+    shared = {place.untyped_storage().data_ptr() for place, _ in pairs}
+    new = [(place, part) for place, part in pairs if place.data_ptr() != part.data_ptr()]
+    # what lies in another part's place is read before that part is written
+    new = [(x, y.clone() if y.untyped_storage().data_ptr() in shared else y) for x, y in new]
+    for place, part in new:
+        place.copy_(part)

@@ -1,0 +1,120 @@
+"""Rows in fixed memory, and steps captured as CUDA graphs, give the tokens of `generate`."""
+
+import random
+
+import pytest
+import torch
+
+from linrec.ops.core.kernel import successors
+from linrec.serve import Engine, graphs
+from linrec.serve.graphs import FixedRows, fixed_state
+from linrec.trees import leaves, map_tree
+from tests.generation.models import FIRST, MIXERS, VOCAB, build
+from tests.serve.test_engine import OPTIONS, PROMPTS, alone, small
+from tests.tiers import tiered
+
+
+def fixed(model):
+    if (row := fixed_state(model, "32-true")) is None:
+        pytest.skip("the shape of the state changes")
+    return FixedRows(model, row, budget=2**30)
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "reformer", "falcon_h1"])
+def test_states_that_grow_have_no_fixed_rows(name):
+    assert fixed_state(build(name), "32-true") is None
+
+
+def test_rows_join_and_leave_fixed_memory():
+    engine, draw = small("gate_loop", slots=6), random.Random(0)
+    rows, expected = fixed(engine.model), {}
+    for n in range(60):
+        if len(rows) < 6 and draw.random() < 0.6:
+            asked = engine.submit([n % VOCAB], n_tokens=1)
+            expected[asked] = map_tree(torch.randn_like, rows.model.init_state(1))
+            rows.join([asked], expected[asked])
+        gone = [request for request in rows.requests if draw.random() < 0.2]
+        rows.leave(gone)
+        for request in gone:
+            del expected[request]
+        assert set(rows.requests) == set(expected)
+        for row, request in enumerate(rows.requests):
+            torch.testing.assert_close(leaves(rows.of(row)), leaves(expected[request]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", tiered(["gate_loop", "attention", "hybrid"], FIRST, MIXERS))
+def test_engines_with_fixed_rows_give_the_same_tokens(name):
+    engine = small(name)
+    engine._fixed = fixed(engine.model)
+    found = []
+    for prompt, chosen in zip(PROMPTS, OPTIONS, strict=True):
+        found.append(engine.submit(prompt, n_tokens=10, **chosen))
+        engine.step()
+    for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
+        assert request.result() == alone(engine.model, prompt, **chosen)
+
+
+@pytest.mark.parametrize("name", ["gate_loop", "attention", "attention window", "hybrid"])
+@pytest.mark.parametrize("n_rows", [0, 2, 8])
+def test_memory_grows_and_shrinks_within_its_budget(name, n_rows, monkeypatch):
+    monkeypatch.setattr(graphs, "SHORT", 4)
+    engine = small(name, slots=8)
+    engine._fixed = rows = fixed(engine.model)
+    rows.budget = rows._bytes((n_rows, 64))
+    found, sizes, elsewhere = [], set(), 0
+    for turn in range(30):
+        # long and short answers, and rows that leave
+        asked = engine.submit(PROMPTS[turn % 4], n_tokens=3 + 11 * (turn % 3), seed=turn)
+        found.append((asked, PROMPTS[turn % 4], asked.options.n_tokens, turn))
+        engine.step()
+        sizes.add(rows._size)
+        elsewhere += len(engine._others)
+        assert sum(part.nbytes for part in leaves(rows._memory)) <= rows.budget
+    for request, prompt, n_tokens, seed in found:
+        assert request.result() == alone(engine.model, prompt, n_tokens, seed=seed)
+    assert (len(sizes) > 1) == (n_rows > 0) and (elsewhere > 0) == (n_rows < 8)
+
+
+def test_a_long_request_does_not_lengthen_the_rings_of_short_ones(monkeypatch):
+    monkeypatch.setattr(graphs, "SHORT", 4)
+    engine = small("attention", slots=20, chunk=512, prompt_tokens=1024)
+    engine._fixed = rows = fixed(engine.model)
+    asked = [engine.submit([token, 1], n_tokens=400, temperature=0) for token in range(8)]
+    asked.append(engine.submit([1] * 500, n_tokens=4, temperature=0))
+    while not all(len(request.generated) > 1 for request in asked):
+        engine.step()
+    assert rows._size[1] <= 256
+    assert engine._others.requests == [asked[-1]]
+    assert asked[-1].result() == alone(engine.model, [1] * 500, 4, temperature=0)
+
+
+@pytest.mark.parametrize("name", tiered(["gate_loop", "delta_net"], FIRST, MIXERS))
+@torch.no_grad()
+def test_steps_that_write_into_the_state_before_them(name):
+    model = build(name)
+    if fixed_state(model, "32-true") is None or any(mixer.state_grows for mixer in model.mixers):
+        pytest.skip("the shape of the state changes")
+    tokens = torch.tensor([[1], [2], [3]])
+    _, state = model.hidden(tokens, model.init_state(3))
+    expected = model.hidden(tokens, map_tree(torch.clone, state))
+    state = map_tree(lambda part: part.clone(memory_format=torch.contiguous_format), state)
+    with successors((part, part) for part in leaves(state)):
+        found = model.hidden(tokens, state)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MIXERS)
+def test_captured_steps_give_the_tokens_of_generate(name):
+    model = build(name).cuda()
+    engine = Engine(model, slots=6, chunk=4, prompt_tokens=8)
+    if engine._fixed is None:
+        pytest.skip("the shape of the state changes")
+    found = []
+    for prompt, chosen in zip(PROMPTS, OPTIONS, strict=True):
+        found.append(engine.submit(prompt, n_tokens=10, **chosen))
+        engine.step()
+    for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
+        assert request.result() == alone(model, prompt, **chosen)
+    assert engine._fixed._graphs
