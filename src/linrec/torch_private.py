@@ -127,3 +127,8 @@ def shrink_and_subtract(tensors: list[Tensor], factor: Any, others: list[Tensor]
     """Multiply a list of tensors by a factor, and subtract others, in place."""
     torch._foreach_mul_(tensors, factor)
     torch._foreach_sub_(tensors, others)
+
+
+def references(tensor: Tensor) -> int:
+    """Return how many tensors share the memory of a tensor, and a constant; else no memory is used again."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

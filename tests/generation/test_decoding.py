@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import itertools
 import re
@@ -12,7 +13,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 from torch.nn.utils import prune
 
-from linrec.generation import fingerprint, generate, pad_prompts, prefill, stream
+from linrec.generation import buffers, fingerprint, generate, pad_prompts, prefill, stream
+from linrec.generation.buffers import StateBuffers
 from linrec.generation.noise import uniforms
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.state import named
@@ -224,6 +226,36 @@ def test_a_state_stays_what_it_was_while_the_stream_goes_on():
     list(itertools.islice(numbers, 3))
     assert all(torch.equal(tensor, kept[name]) for name, tensor in named(state.layers, "layers").items())
     assert (state.drawn, numbers.state.drawn) == (3, 6)
+
+
+@pytest.mark.parametrize("name", tiered(["gla", "hybrid"], FIRST, MIXERS))
+def test_steps_reuse_memory_only_of_states_that_nobody_holds(name, monkeypatch):
+    model, tokens = build(name), prompt()
+    monkeypatch.setattr(StateBuffers, "following", lambda *_: contextlib.nullcontext())
+    plain = stream(model, tokens, seed=3)
+    expected = [(next(plain), plain.state.layers) for _ in range(12)]
+    monkeypatch.undo()
+    monkeypatch.setattr(buffers, "LEAST", 1)
+    hooked, held, places = [], {}, set()
+    numbers = stream(model, tokens, seed=3)
+    for step, (token, _) in enumerate(expected):
+        if step == 4:
+            hook = model.mixers[0].register_forward_hook(lambda module, given, out: hooked.append(out[1]))
+        assert torch.equal(next(numbers), token)
+        if step == 4:
+            hook.remove()
+        if step in (2, 7):
+            held[step] = numbers.state.layers
+        places.add(leaves(numbers.state.layers)[-1].data_ptr())
+    held[11] = numbers.state.layers
+    for step, layers in held.items():
+        for part, right in zip(leaves(layers), leaves(expected[step][1]), strict=True):
+            assert torch.equal(part, right)
+    layer = expected[4][1][0]
+    right = leaves(layer if len(leaves(layer)) == len(leaves(hooked)) else layer[0])
+    assert all(map(torch.equal, leaves(hooked), right))
+    # two buffers, and another one for each state that is held
+    assert name != "gla" or len(places) == 4
 
 
 def test_the_state_of_a_recurrence_does_not_grow():

@@ -10,11 +10,20 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from linrec.ops import scan
+from linrec.ops import delta_rule, gate_loop, scan, selective_scan
+from linrec.ops.core.kernel import successors
+from linrec.ops.core.precision import real_dtype
 from linrec.ops.kernels import launch
 from linrec.ops.scan import numba as numba_backend
 from linrec.ops.scan.torch import Scan
-from linrec.testing import check_operator, reset_mask, scan_inputs
+from linrec.testing import (
+    check_operator,
+    delta_rule_inputs,
+    gate_loop_inputs,
+    reset_mask,
+    scan_inputs,
+    selective_scan_inputs,
+)
 from tests.ops.opcheck import check_operators
 from tests.tiers import thorough
 
@@ -99,3 +108,43 @@ def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
         # longer than the runs over which the gradient of a constant decay is summed
         inputs = scan_inputs(batch, 300, channels, decay=decay, dtype=torch.float64)
         check_operator(scan, inputs, mode="recurrent", backend="numba", dtype=torch.float64)
+
+
+REAL, TURNING = {"phase": None}, {"phase": "bth"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize(
+    ("operator", "made", "sizes", "more"),
+    [
+        (scan, scan_inputs, (5,), {}),
+        (gate_loop, gate_loop_inputs, (2, 4, 5), REAL),
+        (gate_loop, gate_loop_inputs, (6, 1, 1), REAL),
+        (gate_loop, gate_loop_inputs, (6, 1, 1), TURNING),
+        (delta_rule, delta_rule_inputs, (2, 4, 5), {}),
+        (selective_scan, selective_scan_inputs, (6, 4), {}),
+    ],
+)
+@torch.no_grad()
+def test_the_next_state_is_written_where_it_is_wanted(operator, made, sizes, more, dtype):
+    if operator is not scan:
+        dtype = real_dtype(dtype)
+    inputs, pair = made(3, 2, *sizes, dtype=dtype, **more), {"mode": "recurrent", "backend": "numba"}
+    y, expected = operator(**inputs, **pair)
+    before = inputs["state"].clone()
+    buffer = torch.full_like(expected, torch.nan, memory_format=torch.contiguous_format)
+    with successors([(inputs["state"], buffer)]):
+        found, last = operator(**inputs, **pair)
+        # a buffer has room for one state
+        _, other = operator(**inputs, **pair)
+    assert last.data_ptr() == buffer.data_ptr() != other.data_ptr()
+    assert torch.equal(found, y)
+    assert torch.equal(last, expected)
+    assert torch.equal(other, expected)
+    assert torch.equal(inputs["state"], before)
+    # in place
+    with successors([(inputs["state"], inputs["state"])]):
+        found, last = operator(**inputs, **pair)
+    assert last.data_ptr() == inputs["state"].data_ptr()
+    assert torch.equal(found, y)
+    assert torch.equal(last, expected)

@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
-from linrec.generation import generate
+from linrec.generation import buffers, generate
 from linrec.serve import Engine, EngineError, EngineFull, ModelDraft, NGramDraft, RequestError
+from linrec.trees import leaves
 from tests.generation.models import FIRST, MIXERS, VOCAB, build
 from tests.tiers import nightly, tiered
 
@@ -24,6 +25,12 @@ OPTIONS = [
     {"seed": 7},
     {"temperature": 0},
 ]
+
+
+@pytest.fixture(autouse=True)
+def reused(monkeypatch):
+    """Steps write small states too into memory that they use again."""
+    monkeypatch.setattr(buffers, "LEAST", 1)
 
 
 def prompts_of(*lengths, seed=0):
@@ -151,6 +158,23 @@ def test_drafts_change_no_token_and_are_accepted_where_they_are_right(name, draf
     request = found[1]
     engine.rollback(request, 7)
     assert request.result() == alone(model, PROMPTS[1], 20, **OPTIONS[1])
+
+
+@pytest.mark.parametrize("name", tiered(["gla", "attention"], SOME))
+def test_states_that_are_kept_stay_as_they_are(name):
+    engine, seen = small(name, chunk=2, max_length=64), []
+    first = engine.submit(PROMPTS[2], n_tokens=20, seed=1, observer=lambda request, state: seen.append(state))
+    while len(first.generated) < 5:
+        engine.step()
+    fork = engine.fork(first, seed=2)
+    engine.step()
+    kept = [*seen, *(state for _, _, state in engine.prefixes.snapshots())]
+    before = [[part.clone() for part in leaves(state)] for state in kept]
+    others = [engine.submit(prompt, n_tokens=12, seed=3) for prompt in PROMPTS]
+    for request in (first, fork, *others):
+        request.result()
+    for state, parts in zip(kept, before, strict=True):
+        assert all(map(torch.equal, leaves(state), parts))
 
 
 def test_stops_limits_and_cancels_end_a_request_and_free_its_slot():

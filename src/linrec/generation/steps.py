@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from linrec.generation.buffers import StateBuffers
 from linrec.generation.caches import CacheRings
 from linrec.generation.noise import Noise
 from linrec.generation.precision import autocast
@@ -67,6 +68,7 @@ class Steps:
         self._compile, self._compiling = compile, compiling if compile else nullcontext
         self._precision = precision
         self._token, self._reset, self._layers = state.token, state.reset, state.layers
+        self._buffers = StateBuffers()
         self._settled_model = self._compiled()
         # a distribution over the vocabulary in float64 takes as long as two layers unless it is fused
         self._chosen = torch.compile(_chosen, dynamic=False) if compile else _chosen
@@ -139,7 +141,8 @@ class Steps:
             # the step is compiled and tuned for tensors in the form that the graph will have
             self._make_static()
         before = _shapes(self._layers)
-        logits, layers = self._read(None if self._reset is None else self._reset[:, None])
+        with self._buffers.following(self._layers):
+            logits, layers = self._read(None if self._reset is None else self._reset[:, None])
         if not self._finite:
             _check_finite(logits)
         choose = self._chosen if self._settled else _chosen

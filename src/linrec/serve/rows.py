@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from linrec.generation.buffers import StateBuffers
 from linrec.generation.caches import with_cache_length
 from linrec.mixers import State
 from linrec.models import LanguageModel
@@ -30,12 +31,14 @@ class Rows:
     Attributes:
         requests: the request of each row.
         state: the state of all rows; None without rows.
+        buffers: memory for the states of the next steps.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.requests: list[Request] = []
         self.state: State = None
+        self.buffers = StateBuffers()
 
     def __len__(self) -> int:
         """Return the number of rows."""

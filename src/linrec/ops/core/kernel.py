@@ -283,10 +283,11 @@ def successors(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Within the context, have kernels write the state that follows a given state into its buffer.
 
     Recorded CUDA graphs read and write the same memory at every replay. A graph whose kernels write the next
-    state where the next graph reads it needs no copies. Kernels without `follows` allocate, as always.
+    state where the next graph reads it needs no copies. On the CPU, memory that was used before needs no page
+    faults. Kernels without `follows` allocate, as always.
 
     Args:
-        pairs: states, and for each the buffer of its successor, in memory of its own.
+        pairs: states, and for each the contiguous buffer of its successor, in memory of its own.
     """
     with _SUCCESSORS.set({state.data_ptr(): buffer for state, buffer in pairs}, compiled=False):
         yield
@@ -298,10 +299,12 @@ _SUCCESSORS: Ambient[dict[int, Tensor]] = Ambient("successors", {})
 
 def _placed(given: Any, state: str | None, space: Space, device: torch.device) -> Tensor:
     """Return memory for an output: once, the buffer of the successor of the state of this name."""
-    buffer = None if state is None else _SUCCESSORS.get().pop(getattr(given, state).data_ptr(), None)
-    if buffer is None or (buffer.shape, buffer.dtype) != (space.shape, space.dtype):
+    before = None if state is None else getattr(given, state)
+    buffer = None if before is None else _SUCCESSORS.get().pop(before.data_ptr(), None)
+    if buffer is None or (buffer.numel(), buffer.dtype) != (math.prod(space.shape), space.dtype):
         return allocated(space, device)
-    return buffer
+    # a kernel may leave out axes of size 1, or order them in another way
+    return buffer.view(*space.shape)
 
 
 def forward_op(
@@ -316,7 +319,7 @@ def forward_op(
 ) -> Callable[..., Out]:
     """Return a kernel without adjoint as a function (given, keep=False) -> outputs; see `kernel_op`.
 
-    `follows` maps outputs to the inputs whose `successors` they are.
+    `follows` maps outputs to the inputs whose `successors` they are, which may be None.
     """
     lead = 0 if batch is None else inputs._fields.index(batch)  # type: ignore[attr-defined]
 
@@ -353,6 +356,7 @@ def kernel_op(
     *,
     gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Space]] | None = None,
     batch: str | None = None,
+    follows: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Differentiable[In, Out]:
     """Return a kernel and its adjoint as a `Differentiable`.
@@ -373,6 +377,7 @@ def kernel_op(
             gradient that the adjoint skips. By default every gradient has the shape and dtype of its input.
         batch: name of the input whose first axis is the batch. The first axis of all tensors is then the
             batch or of size 1, and vmap folds the mapped axis into it. Without `batch`, vmap runs `plain`.
+        follows: maps outputs to the inputs whose `successors` they are.
         options: further arguments of `Differentiable`. `again` or `plain` is required, because the adjoint
             itself cannot be differentiated.
     """
@@ -404,7 +409,7 @@ def kernel_op(
         of_inputs = dict(zip(names, found, strict=True))
         return [of_inputs.get(name) for name in hints]
 
-    run = forward_op(name, inputs, outputs, memory, forward, batch=batch)
+    run = forward_op(name, inputs, outputs, memory, forward, batch=batch, follows=follows)
     kernel = Differentiable(inputs, outputs, run, backward, fresh=True, **options)
     kernel.operators = tuple(getattr(torch.ops.linrec, op).default for op in (name, f"{name}_backward"))
     return kernel

@@ -78,9 +78,8 @@ def _kept_numba(given: MaxHeaded, keep: bool) -> Memory:
 
 
 def _forward_numba(out: Values, given: MaxHeaded) -> None:
-    last = _parts(out.last)
-    last.copy_(_parts(given.state))
-    _walk("max_headed_forward", given, last.numpy(), out.kept.numpy(), out.y.numpy())
+    state, last = (_parts(x).contiguous().numpy() for x in (given.state, out.last))
+    _walk("max_headed_forward", given, state, last, out.kept.numpy(), out.y.numpy())
 
 
 def _adjoint_numba(out: Gradients, given: MaxHeaded, kept: Values, d: Values) -> None:

@@ -97,7 +97,10 @@ def kernel(
         return output(given), like(given.state), kept(given, keep)
 
     again = by_autograd(twin)
-    return kernel_op(name, inputs, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))
+    return kernel_op(
+        name, inputs, Values, memory, forward, adjoint,
+        again=again, batch="q", kept=("kept",), follows={"last": "state"},
+    )  # fmt: skip
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:

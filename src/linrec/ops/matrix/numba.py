@@ -36,9 +36,8 @@ def _lanes(q: Tensor, v: Tensor) -> launch.Lanes:
 
 
 def _forward(out: Values, given: Matrix) -> None:
-    out.last.copy_(given.state)
     work = _lanes(given.q, given.v)
-    arrays = *_arrays(given), out.last.numpy(), out.kept.numpy(), out.y.numpy()
+    arrays = *_arrays(given), launch.array(given.state), out.last.numpy(), out.kept.numpy(), out.y.numpy()
     work.run(KERNELS, "forward", *arrays, chunk_size(given.q, given.v), work.width)
 
 

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from linrec.ops.core.kernel import NOTHING, Gradients, Space, add_up, like, terms
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import launch
@@ -17,10 +15,10 @@ KERNELS = Kernels("elementwise.numba")
 def _forward(out: Values, given: Scan) -> None:
     a, x, state, cut, reverse = given
     y = out.y if out.y.dtype == out.last.dtype else launch.empty(x.shape, out.last.dtype)
-    _start(out.last, state)
+    start = out.last.zero_() if state is None else state
     work = launch.lanes_of(x)
-    arrays = launch.array(a), launch.array(x), launch.cut_array(cut), out.last.numpy(), y.numpy()
-    work.run(KERNELS, "scan_forward", *arrays, work.width, reverse)
+    arrays = *map(launch.array, (a, x)), launch.cut_array(cut), launch.array(start)
+    work.run(KERNELS, "scan_forward", *arrays, out.last.numpy(), y.numpy(), work.width, reverse)
     if y is not out.y:
         out.y.copy_(y)
 
@@ -35,7 +33,7 @@ def _adjoint(out: Gradients, given: Scan, kept: Values, d: Values) -> None:
     y, dstate = kept.y, out.state
     dstate.copy_(d.last)
     before = dstate.new_empty(dstate.shape)
-    _start(before, state)
+    before.zero_() if state is None else before.copy_(state)
     work = launch.lanes_of(y)
     if out.a is None:
         da = launch.empty((0, 0, 0), dstate.dtype)
@@ -50,10 +48,6 @@ def _adjoint(out: Gradients, given: Scan, kept: Values, d: Values) -> None:
     found = da.numpy(), out.x.numpy(), dstate.numpy()
     work.run(KERNELS, "scan_backward", *arrays, *found, work.width, reverse)
     add_up((out.a,), (da,))
-
-
-def _start(carry: Tensor, state: Tensor | None) -> None:
-    carry.zero_() if state is None else carry.copy_(state)
 
 
 recurrent = kernel("scan_numba", forward=_forward, adjoint=_adjoint, gradients=_gradients)

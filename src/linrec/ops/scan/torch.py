@@ -133,6 +133,7 @@ kernel = partial(
     memory=memory,
     again=adjoint,
     batch="x",
+    follows={"last": "state"},
     saves=_SAVED,
     tangent=tangent,
 )

@@ -41,9 +41,8 @@ def _lanes(given: Group) -> launch.Lanes:
 
 
 def _forward(out: Outputs, given: Group) -> None:
-    out.last.copy_(given.state)
     work = _lanes(given)
-    arrays = *_arrays(given), out.last.numpy(), out.starts.numpy(), out.y.numpy()
+    arrays = *_arrays(given), launch.array(given.state), out.last.numpy(), out.starts.numpy(), out.y.numpy()
     work.run(KERNELS, "forward", *arrays, CHUNK, work.width)
 
 

@@ -101,7 +101,8 @@ def forward(given: Group, keep: bool) -> Outputs:
             starts.append(state)
         x_, dt_, B_, C_ = (wide(tensor[:, piece]) for tensor in (x, dt, B, C))
         h = _states(x_, dt_, A, B_, state, None if cut is None else cut[:, piece])[1]
-        state = h[:, -1].clone()
+        # the last of several states must not keep the memory of all
+        state = h[:, -1].clone() if keep or h.shape[1] > 1 else h[:, -1]
         ys.append(torch.matmul(C_[:, :, None], h)[:, :, 0] + D[:, None] * x_)
     kept = torch.stack(starts, dim=1) if keep else state.new_empty(state.shape[0], 0, *state.shape[1:])
     return Outputs(ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state, kept)
@@ -163,6 +164,13 @@ again = by_autograd(_plain)
 _KEPT = ("starts",)
 chunkwise = Differentiable(Group, Outputs, forward, adjoint, again=again, kept=_KEPT)
 kernel = partial(
-    kernel_op, inputs=Group, outputs=Outputs, gradients=gradients, again=again, batch="x", kept=_KEPT
+    kernel_op,
+    inputs=Group,
+    outputs=Outputs,
+    gradients=gradients,
+    again=again,
+    batch="x",
+    kept=_KEPT,
+    follows={"last": "state"},
 )
 """Returns the kernels of a backend as a function; see `linrec.ops.core.kernel.kernel_op`."""

@@ -95,10 +95,10 @@ def _scan_lane_backward(a, before, cut, dy, da, dx, carry, block, row, lo, hi, f
 
 
 @numba.njit(cache=True)
-def scan_forward(a, x, cut, last, y, width, reverse, first, stop):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, c) for the lanes from first to stop; last (b, c) holds the initial state, then the last.
+def scan_forward(a, x, cut, state, last, y, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, c) and last (b, c) for the lanes from first to stop.
 
-    A lane has `width` channels.
+    `state` (b, c) is the initial state, which may be `last`. A lane has `width` channels.
     """
     channels = np.uint64(x.shape[2])
     width = np.uint64(width)
@@ -109,7 +109,7 @@ def scan_forward(a, x, cut, last, y, width, reverse, first, stop):  # type: igno
         row, lo = lane // blocks, lane % blocks * width
         hi = min(lo + width, channels)
         for c in range(lo, hi):
-            carry[c - lo] = last[row, c]
+            carry[c - lo] = state[row, c]
         _scan_lane(a, x, cut, y, carry, row, lo, hi, reverse)
         for c in range(lo, hi):
             last[row, c] = carry[c - lo]
@@ -140,10 +140,10 @@ def scan_backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, first, s
 
 
 @numba.njit(cache=True, parallel=True)
-def scan_forward_parallel(a, x, cut, last, y, width, reverse, lanes):  # type: ignore[no-untyped-def]
+def scan_forward_parallel(a, x, cut, state, last, y, width, reverse, lanes):  # type: ignore[no-untyped-def]
     """Run the serial kernel on all lanes, on Numba's threads."""
     for lane in numba.prange(lanes):
-        scan_forward(a, x, cut, last, y, width, reverse, lane, lane + 1)
+        scan_forward(a, x, cut, state, last, y, width, reverse, lane, lane + 1)
 
 
 @numba.njit(cache=True, parallel=True)
@@ -376,22 +376,24 @@ def _join(state, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def max_headed_forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, h) and starts (b, 1 or 2, chunks, h) for the lanes from first to stop.
+def max_headed_forward(  # type: ignore[no-untyped-def]
+    q, k, v, log_decay, phase, cut, state, last, starts, y, size, width, first, stop
+):
+    """Fill y (b, t, h), last (b, h, 1 or 2) and starts (b, 1 or 2, chunks, h), for lanes from first to stop.
 
-    `state` (b, h, 1 or 2), real and imaginary part, holds the initial state, then the last. A chunk has
+    `state` (b, h, 1 or 2), real and imaginary part, is the initial state, which may be `last`. A chunk has
     `size` steps, a lane `width` heads.
     """
     channels, size, width = np.uint64(q.shape[2]), np.uint64(size), np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
-    # not in `state` itself, because other threads write nearby
+    # not in `last` itself, because other threads write nearby
     re, im = np.empty(width, q.dtype), np.empty(width if phase.size > 0 else np.uint64(0), q.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
         row, lo = lane // blocks, lane % blocks * width
         hi = min(lo + width, channels)
         _split(state, re, im, row, lo, hi)
         _max_headed_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi)
-        _join(state, re, im, row, lo, hi)
+        _join(last, re, im, row, lo, hi)
 
 
 @numba.njit(cache=True)
@@ -434,10 +436,12 @@ def max_headed_backward(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True)
-def max_headed_forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
+def max_headed_forward_parallel(  # type: ignore[no-untyped-def]
+    q, k, v, log_decay, phase, cut, state, last, starts, y, size, width, lanes
+):
     """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
-        max_headed_forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, i, i + 1)
+        max_headed_forward(q, k, v, log_decay, phase, cut, state, last, starts, y, size, width, i, i + 1)
 
 
 @numba.njit(cache=True, parallel=True)

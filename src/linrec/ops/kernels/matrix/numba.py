@@ -184,16 +184,16 @@ def _adjoint(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def forward(q, k, v, beta, a, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, h, dv) and starts (b, h, chunks, dk, dv), unless empty, for the lanes from first to stop.
+def forward(q, k, v, beta, a, cut, state, last, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, h, dv), last (b, h, dk, dv) and starts (b, h, chunks, dk, dv), unless empty.
 
-    `state` (b, h, dk, dv) holds the initial state, then the last. A chunk has `size` steps, a lane `width`
-    value channels.
+    Only the lanes from first to stop are filled. `state` (b, h, dk, dv) is the initial state, which may be
+    `last`. A chunk has `size` steps, a lane `width` value channels.
     """
     heads, channels, values = np.uint64(q.shape[2]), np.uint64(q.shape[3]), np.uint64(v.shape[3])
     size, width = np.uint64(size), np.uint64(width)
     blocks = (values + width - np.uint64(1)) // width
-    # not in `state` itself, whose rows may be longer
+    # not in `last` itself, whose rows may be longer
     S, w = np.empty((channels, width), q.dtype), np.empty(width, q.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
         row, head, lo = lane // blocks // heads, lane // blocks % heads, lane % blocks * width
@@ -204,7 +204,7 @@ def forward(q, k, v, beta, a, cut, state, starts, y, size, width, first, stop): 
         _forward_lane(q, k, v, beta, a, cut, starts, y, S, w, size, row, head, lo, hi)
         for c in range(channels):
             for j in range(hi - lo):
-                state[row, head, c, lo + j] = S[c, j]
+                last[row, head, c, lo + j] = S[c, j]
 
 
 @numba.njit(cache=True)
@@ -257,10 +257,10 @@ def backward(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True)
-def forward_parallel(q, k, v, beta, a, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
+def forward_parallel(q, k, v, beta, a, cut, state, last, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
     """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
-        forward(q, k, v, beta, a, cut, state, starts, y, size, width, i, i + 1)
+        forward(q, k, v, beta, a, cut, state, last, starts, y, size, width, i, i + 1)
 
 
 @numba.njit(cache=True, parallel=True)

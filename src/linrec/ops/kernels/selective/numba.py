@@ -106,15 +106,15 @@ def _adjoint(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def forward(x, dt, A, B, C, D, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, c) and starts (b, chunks, n, c) for the lanes from first to stop.
+def forward(x, dt, A, B, C, D, cut, state, last, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, c), last (b, n, c) and starts (b, chunks, n, c) for the lanes from first to stop.
 
-    `state` (b, n, c) holds the initial state, then the last. A chunk has `size` steps, a lane `width`
+    `state` (b, n, c) is the initial state, which may be `last`. A chunk has `size` steps, a lane `width`
     channels.
     """
     channels, size, width = np.uint64(x.shape[2]), np.uint64(size), np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
-    # not in `state` itself, because other threads write nearby
+    # not in `last` itself, because other threads write nearby
     h = np.empty((np.uint64(A.shape[1]), width), x.dtype)
     u, out = np.empty(width, x.dtype), np.empty(width, x.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
@@ -122,7 +122,7 @@ def forward(x, dt, A, B, C, D, cut, state, starts, y, size, width, first, stop):
         hi = min(lo + width, channels)
         h[:, : hi - lo] = state[row, :, lo:hi]
         _forward_lane(x, dt, A, B, C, D, cut, h, u, out, starts, y, size, row, lo, hi)
-        state[row, :, lo:hi] = h[:, : hi - lo]
+        last[row, :, lo:hi] = h[:, : hi - lo]
 
 
 @numba.njit(cache=True)
@@ -159,10 +159,10 @@ def backward(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True)
-def forward_parallel(x, dt, A, B, C, D, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
+def forward_parallel(x, dt, A, B, C, D, cut, state, last, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
     """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
-        forward(x, dt, A, B, C, D, cut, state, starts, y, size, width, i, i + 1)
+        forward(x, dt, A, B, C, D, cut, state, last, starts, y, size, width, i, i + 1)
 
 
 @numba.njit(cache=True, parallel=True)
