@@ -483,7 +483,7 @@ class Engine:
             # behind the others, so that long prompts do not hold up short ones
             del self._reading[request]
             self._reading[request] = rows.of(row)
-            if request.read % self.interval == 0 or not request.unread:
+            if self.prefixes.budget and (request.read % self.interval == 0 or not request.unread):
                 self._keep(request, self._reading[request])
         self._run_on([request for request in requests if not request.unread])
 
@@ -498,23 +498,21 @@ class Engine:
         else:
             x, after = self._hidden(given, rows)
             logits = torch.cat([self._head(part) for part in x.split(1 if self.deterministic else len(x))])
-        valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
+        finite = torch.isfinite(logits).all(-1).cumprod(1).sum(1, keepdim=True)
         plain, errors = logits, dict[Request, Exception]()
         if any(request.options.process for request in requests):
             logits = logits.clone()
             errors = self._processed(logits, requests)
-        for request, n in zip(requests, valid, strict=True):
-            if n == 0:
+        # one copy from the device
+        chosen = torch.cat([choose(logits, requests), finite], 1).tolist()
+        new: dict[Request, list[int]] = {}
+        for request, (*found, valid), drafted in zip(requests, chosen, given[:, 1:].tolist(), strict=True):
+            if valid == 0:
                 errors[request] = ValueError("its logits are not finite. Use other weights or precision.")
-        chosen = choose(logits, requests).tolist()
-        new = {
-            request: request.accepted(*found)
-            for request, *found in zip(requests, chosen, given[:, 1:].tolist(), valid, strict=True)
-            if request not in errors
-        }
-        rows.state = self._behind(
-            given, rows, after, [len(new.get(request, given[0])) for request in requests]
-        )
+            elif request not in errors:
+                new[request] = request.accepted(found, drafted, valid)
+        counts = [len(new[request]) if request in new else given.shape[1] for request in requests]
+        rows.state = self._behind(given, rows, after, counts)
         self.counts["proposed"] += given[:, 1:].numel()
         for row, request in enumerate(requests):
             request.score(plain[row], new.get(request, []))
@@ -524,17 +522,23 @@ class Engine:
             if (error := request.extend(tokens)) is not None:
                 errors[request] = error
         rows.after_step()
+        complete: dict[Ended, list[Request]] = {"stop": [], "length": []}
         for row, request in enumerate(requests):
             watched = request.options.observer is not None and request not in errors
             if watched and (error := request.observed(rows.of(row))) is not None:
                 errors[request] = error
-            if request not in errors and (request.complete or request.read % self.interval == 0):
+            if request in errors:
+                continue
+            why = request.complete
+            if self.prefixes.budget and (why is not None or request.read % self.interval == 0):
                 self._keep(request, rows.of(row))
+            if why is not None:
+                complete[why].append(request)
         self._leave(list(errors))
         for request, error in errors.items():
             self._end([request], "error", error)
-        for why in ("stop", "length"):
-            self._end([request for request in requests if request.complete == why], why)
+        for why, ended in complete.items():
+            self._end(ended, why)
 
     def _processed(self, logits: Tensor, requests: Sequence[Request]) -> dict[Request, Exception]:
         """Let requests change the logits of their next token; return the errors of those that fail."""

@@ -150,6 +150,8 @@ class Request:
             drafted: the tokens of the draft.
             valid: number of choices that are from finite logits.
         """
+        if not drafted:
+            return list(chosen[:valid])
         agree = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, drafted, strict=False))
         most = min(1 + len(list(agree)), valid, self.n_prompt + self.options.n_tokens - len(self.tokens))
         if self.options.process is not None:

@@ -27,7 +27,9 @@ def choose(
         alike.setdefault(request.options.sampling, []).append(row)
     chosen = torch.empty(batch, k, dtype=torch.int64, device=logits.device)
     for sampling, rows in alike.items():
-        found = candidates(logits[rows].flatten(0, 1), sampling)
+        # the usual case needs no copy
+        of_rows = logits if len(rows) == batch else logits[rows]
+        found = candidates(of_rows.flatten(0, 1), sampling)
         if sampling.greedy:
             tokens = found.ids[:, 0]
         else:
