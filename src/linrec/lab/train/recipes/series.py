@@ -233,8 +233,8 @@ def sepsis() -> TrainConfig:
     Source: the released code of Neural CDE (Kidger and others, 2020): learning rate 0.0032, up to 200 epochs
     with batches of 1,024. Neural CDE has an area under the curve of 0.880.
 
-    Differences from Neural CDE: two layers of GateLoop, AdamW with a cosine schedule, the squared error; the
-    model of the lowest validation loss is kept.
+    Differences from Neural CDE: two layers of GateLoop, AdamW with a cosine schedule; the model of the lowest
+    validation loss is kept, not that of the highest validation accuracy.
     """
     return TrainConfig(
         name="sepsis",
