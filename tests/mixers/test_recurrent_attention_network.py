@@ -48,11 +48,10 @@ def hidden(mixer, X, n):
     return mixer.h_norm(act(mixer, mixer.out(heads)) + functional.glu(mixer.h_glu(X[n]), -1))
 
 
-def by_windows(mixer, x):
-    """One row, step by step and window by window."""
+def by_windows(mixer, x, first=W):
+    """One row, step by step and window by window, of which the first has `first` steps."""
     cells, outputs = [], []
-    for begin in range(0, len(x), W):
-        window = x[begin : begin + W]
+    for window in (x[:first], *x[first:].split(W)):
         g = mixer.g_1
         if len(cells) == 1:
             g = cells[0]
@@ -66,7 +65,7 @@ def by_windows(mixer, x):
                 k, v = (act(mixer, f(torch.stack(reviewed))) for f in (mixer.k_c, mixer.v_c))
                 found = (k @ q / math.sqrt(D)).softmax(0) @ v
             outputs.append(mixer.o_norm(act(mixer, mixer.out_c(found)) + functional.glu(mixer.o_glu(q), -1)))
-        if len(window) == W:
+        if len(window) == (W if cells else first):
             cells.append(standardise(hidden(mixer, X, 0)))
     return torch.stack(outputs), cells
 
@@ -81,14 +80,16 @@ def test_outputs_are_those_of_one_step_after_the_other(arguments):
     assert_agree(state.memory.h[0, -len(kept) :], torch.stack(kept))
 
 
-def test_a_sequence_starts_without_cells_at_a_reset():
+@pytest.mark.parametrize("begin", [W, W + 1, 2 * W - 1])
+def test_a_sequence_starts_at_a_reset_beside_the_first_cell(begin):
     mixer, x = make(), inputs()
     reset = torch.zeros(1, TIME, dtype=torch.bool)
-    reset[0, W] = True
+    reset[0, begin] = True
     y, state = mixer(x, reset=reset)
-    expected, cells = by_windows(mixer, x[0, W:])
-    assert_agree(y[0, W:], expected)
+    expected, cells = by_windows(mixer, x[0, begin:], first=2 * W - begin)
+    assert_agree(y[0, begin:], expected)
     assert state.memory.alive.sum() == len(cells) == 2
+    assert_agree(state.memory.h[0, -2:], torch.stack(cells))
 
 
 def test_gradients_reach_the_first_window_through_cells_alone():

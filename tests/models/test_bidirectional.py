@@ -56,11 +56,7 @@ def test_two_explicit_runs(combine, shared):
     assert state is None
 
 
-# after a reset within a window of RAN, no step sees the first cell: the place of a piece in its window counts
-OTHERS = [name for name in mixers.names() if name != "recurrent_attention_network"]
-
-
-@pytest.mark.parametrize("name", tiered(["hgru"], OF_FAMILIES, OTHERS))
+@pytest.mark.parametrize("name", tiered(["hgru"], OF_FAMILIES, mixers.names()))
 def test_laws_of_what_has_no_state_and_no_direction(name):
     torch.manual_seed(0)
     both = Bidirectional(build(name), build(name)).eval()
@@ -83,6 +79,14 @@ def test_a_reset_cuts_the_same_link_in_both_directions():
     for step in range(6):
         (reached,) = torch.autograd.grad(y[0, step].sum(), x, retain_graph=True)
         assert [n for n in range(6) if reached[0, n].any()] == ([0, 1] if step < 2 else [2, 3, 4, 5])
+
+
+def test_segments_against_time_start_at_the_last_step():
+    torch.manual_seed(0)
+    both = Bidirectional(mixers.build("transformer_xl", D, segment_length=4)).double()
+    reset = torch.zeros(3, 9, dtype=torch.bool)
+    reset[:, 6] = True
+    assert_agree(both(inputs(), reset=reset)[0][:, :6], both(inputs()[:, :6])[0])
 
 
 def test_without_resets_every_step_hears_of_every_step():

@@ -19,11 +19,18 @@ from matplotlib.ticker import MaxNLocator
 
 from linrec.files import replacing
 
-FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3f"}
+FORMATS = {"accuracy": ",.3f", "auc": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3f"}
 """How scores are written, mean and spread alike, by metric; "loss" is in nats."""
 
 
-TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
+TITLES = {
+    "accuracy": "accuracy",
+    "auc": "area under the curve",
+    "mse": "mean squared error",
+    "perplexity": "perplexity",
+}
+# metrics that are scores themselves; others follow from the loss, and less is better
+HIGHER_IS_BETTER = ("accuracy", "auc")
 
 
 LineStyle: TypeAlias = Literal["-", ":", "--"]
@@ -53,16 +60,21 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
     return None if score is None else (score, split)
 
 
+def score_name(metric: str) -> str:
+    """Return the name of a metric's number among the scores of a split."""
+    return metric if metric in HIGHER_IS_BETTER else "loss"
+
+
 def score_in(metric: str, scores: Mapping[str, Any]) -> float | None:
     """Return the score of a split, or None if it is missing or null."""
-    score: float | None = scores.get("accuracy" if metric == "accuracy" else "loss")
+    score: float | None = scores.get(score_name(metric))
     # the exponential of more overflows
     return math.exp(min(score, 700)) if metric == "perplexity" and score is not None else score
 
 
 def better(metric: str, score: float, other: float) -> bool:
     """Return whether a score is better than another; higher accuracies and lower errors are better."""
-    return score > other if metric == "accuracy" else score < other
+    return score > other if metric in HIGHER_IS_BETTER else score < other
 
 
 class MeanAndSpread(NamedTuple):

@@ -118,8 +118,9 @@ class RecurrentAttentionNetwork(SegmentMixer):
     def read(self, x: Tensor, memory: PastSteps, segment: Window, sight: Sight) -> tuple[Tensor, Window]:
         """Return o, and the keys and values of the window up to the new steps."""
         X, time = self.x_norm(x), x.shape[1]
-        done = segment[0].shape[1]
-        q, k, v = self._heads(X, 1 + done)
+        # a sequence's steps are counted from its cell, wherever in a window it starts
+        own = torch.arange(1, time + 1, device=x.device)[None]
+        q, k, v = self._heads(X, own if sight.steps is None else sight.steps.sum(-1))
         K, V = map(joined, segment, (k, v))
         starts = [self._cell(memory)]
         visible = sight.of(memory.alive[:, :1] | True, time)
@@ -127,7 +128,7 @@ class RecurrentAttentionNetwork(SegmentMixer):
             # a step after a reset sees the cell of a sequence's start
             starts.append(self.g_1.expand_as(starts[0]).to(starts[0].dtype))
             visible = torch.cat([visible[..., :1], ~sight.memory[..., None], visible[..., 1:]], -1)
-        _, k_g, v_g = self._heads(self.x_norm(torch.cat(starts, 1)), 0, apart=True)
+        _, k_g, v_g = self._heads(self.x_norm(torch.cat(starts, 1)))
         keys, values = joined(k_g, K), joined(v_g, V)
         h = visible_attention(q, keys, values, visible, causal=False, dropout=self.active_dropout)
         y = _standardised(self._added(X, h))
@@ -136,7 +137,7 @@ class RecurrentAttentionNetwork(SegmentMixer):
     def write(self, memory: PastSteps, segment: Window, alive: Tensor) -> PastSteps:
         """Return the cells with c_s behind them."""
         X = self.x_norm(self._cell(memory))
-        q, k, v = self._heads(X, 0)
+        q, k, v = self._heads(X)
         visible = functional.pad(alive, (1, 0), value=True)[:, None]
         K, V = map(joined, (k, v), segment)
         h = visible_attention(q, K, V, visible, causal=False)
@@ -150,11 +151,10 @@ class RecurrentAttentionNetwork(SegmentMixer):
         g = torch.where(two, self.g_norm(last + functional.glu(self.g_glu(before))).to(last.dtype), last)
         return torch.where(one, g, self.g_1.to(g.dtype))
 
-    def _heads(self, X: Tensor, begin: int, *, apart: bool = False) -> list[Tensor]:
-        """Return q, k and v (b, n, heads, d_head), turned from position `begin` on, or all by it if apart."""
+    def _heads(self, X: Tensor, position: Tensor | None = None) -> list[Tensor]:
+        """Return q, k and v (b, n, heads, d_head), turned by their positions; None is 0."""
         q, k, v = (self._active(f(X)).unflatten(-1, (self.n_heads, -1)) for f in (self.q, self.k, self.v))
-        steps = torch.arange(X.shape[1], device=X.device) * (not apart)
-        return [*self.rotary((begin + steps)[None], q, k), v]
+        return [q, k, v] if position is None else [*self.rotary(position, q, k), v]
 
     def _added(self, X: Tensor, heads: Tensor) -> Tensor:
         """Return H, from the heads of MHA."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers import Mixer, State
-from linrec.nn.documents import against_time
+from linrec.nn.documents import turned_round
 from linrec.ops.core.call import refuse_split_time
 
 __all__ = ["Bidirectional", "Combine", "Directions"]
@@ -154,7 +154,9 @@ class Bidirectional(Directions):
     backward direction starts at the next step. The same map results from another C and D of that direction.
 
     `reset` cuts the same links in both directions: nothing passes between steps t-1 and t if `reset` is true
-    at t. There is no state, because the first output depends on the last step.
+    at t. Each sequence is reversed in its place, so that the segments of a mixer with segments start at the
+    last step of the first sequence, whatever follows it. There is no state, because the first output depends
+    on the last step.
 
     Args:
         forwards: the mixer f.
@@ -217,15 +219,14 @@ class Bidirectional(Directions):
         """
         self.check_input(x, reset)
         forwards, backwards = self._runs(state)
-        cut = against_time(reset)
         ahead, _ = forwards(x, reset=reset, **({} if dt is None else {"dt": dt}))
-        back, _ = backwards(x.flip(1), reset=cut, **({} if dt is None else {"dt": _against(dt, cut)}))
-        return self._combined([ahead, back.flip(1)]), None
+        times = {} if dt is None else {"dt": _against(dt, reset)}
+        back, _ = backwards(turned_round(x, reset), reset=reset, **times)
+        return self._combined([ahead, turned_round(back, reset)]), None
 
 
-def _against(dt: Tensor, cut: Tensor | None) -> Tensor:
+def _against(dt: Tensor, reset: Tensor | None) -> Tensor:
     """Return the times of the reversed steps, 1 where a sequence starts in reversed time."""
-    dt = dt.flip(1).roll(1, dims=1)
-    start = torch.zeros_like(dt, dtype=torch.bool) if cut is None else cut.clone()
+    start = torch.zeros_like(dt, dtype=torch.bool) if reset is None else reset.clone()
     start[:, :1] = True
-    return dt.masked_fill(start, 1)
+    return turned_round(dt, reset).roll(1, dims=1).masked_fill(start, 1)

@@ -64,6 +64,10 @@ class StackConfig:
             none, and neither norms nor channel mixing.
         final_norm: whether the stack ends with a norm, before the head.
         dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
+        reversible: whether blocks have two streams, as in Reformer, y_1 = x_1 + mix(x_2) and
+            y_2 = x_2 + channels(y_1). Training then stores no activations of the blocks, where it neither
+            takes nor keeps states: the backward pass computes inputs from outputs. It needs norms before the
+            sublayers, skip connections, and a channel mixing other than "rwkv" and "none".
 
     Raises:
         ValueError: a number is out of range, a mixer does not exist, a pattern is empty or longer than
@@ -93,6 +97,7 @@ class StackConfig:
     skip: bool = True
     final_norm: bool = True
     dropout: float = 0.0
+    reversible: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "d_model", "n_layers", "d_channel_mixing")
@@ -104,6 +109,12 @@ class StackConfig:
         derive = functools.partial(object.__setattr__, self)
         for name in ("channel_mixing", "norm_position"):
             derive(name, _settled(name, getattr(self, name), self.n_layers))
+        fits = self.norm_position == "pre" and self.skip
+        require(
+            not self.reversible or (fits and not {"rwkv", "none"} & {*self.channel_mixing_pattern}),
+            "`reversible` needs `norm_position` = 'pre', `skip`, and a channel mixing other than 'rwkv' and "
+            f"'none'; got {self.norm_position!r}, {self.skip} and {self.channel_mixing!r}. Leave them out.",
+        )
         given, mixer = self.mixer, _settled("mixer", self.mixer, self.n_layers)
         derive("mixer", canonical(mixer) if isinstance(mixer, str) else tuple(map(canonical, mixer)))
         if not isinstance(given, str):
@@ -335,6 +346,11 @@ class ModelConfig(StackConfig):
             self.n_layers % tiers == 0,
             f"`n_layers` must be a multiple of {tiers}, the tiers of `pool` = {self.pool}; got "
             f"{self.n_layers}. Each tier has as many blocks.",
+        )
+        require(
+            not (self.reversible and self.pool),
+            f"`reversible` must be False with `pool` = {self.pool}, whose blocks have one stream; got True. "
+            "Leave it out.",
         )
         require(
             not self.pool or self.memory.kind == "none",

@@ -69,6 +69,7 @@ class ImageClassifierConfig(StackConfig):
         if self.unshared is not None:
             object.__setattr__(self, "unshared", tuple(self.unshared))
         check_directions(self.directions)
+        require(not self.reversible, "`reversible` must be False for images; got True. Leave it out.")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
             require(

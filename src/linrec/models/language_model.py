@@ -15,6 +15,7 @@ from linrec.models.config import ModelConfig
 from linrec.models.memories import make_memory, make_reading
 from linrec.models.pooling import PooledState, Pooling
 from linrec.models.ragged import RaggedState, run_masked
+from linrec.models.reversible import ReversibleBlock, run_reversible
 from linrec.models.stack import make_blocks
 from linrec.models.stack_memory import Stack, StackMemory
 from linrec.nn.head import Embedding, Head
@@ -236,6 +237,14 @@ class LanguageModel(RestoredModule):
                 "Pass the state that this model returned."
             )
         x, states, inputs = self._prepared(x), [], []
+        if self.config.reversible:
+            require(
+                not every_layer,
+                "hidden states of every layer need `reversible` = False; got True. Use another model.",
+            )
+            blocks = cast(list[ReversibleBlock], self._blocks)
+            x, after = run_reversible(blocks, x, state, reset=reset, dt=dt, keep_state=keep_state)
+            return self.norm(x), after
         for block, block_state in zip(self.blocks, state, strict=True):
             inputs.append(x)
             run = self._run_of(block)

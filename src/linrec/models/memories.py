@@ -46,6 +46,11 @@ def make_memory(
     """
     if memory.kind == "none":
         return None
+    require(
+        not config.reversible,
+        f"`reversible` must be False with `memory.kind` = {memory.kind!r}, whose blocks have one stream; got "
+        "True. Leave it out.",
+    )
     if memory.kind == "enhanced_recurrence":
         return EnhancedRecurrence(memory, mixers)
     _check_form(config, memory, mixers)

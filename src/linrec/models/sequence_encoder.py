@@ -13,6 +13,7 @@ from linrec.models.bidirectional import Bidirectional, Combine
 from linrec.models.block import Block
 from linrec.models.config import MemoryConfig, StackConfig, check_sizes
 from linrec.models.memories import make_memory, make_reading
+from linrec.models.reversible import ReversibleBlock, run_reversible
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.models.stack_memory import Stack
 from linrec.nn.head import Embedding
@@ -175,6 +176,10 @@ class SequenceEncoder(nn.Module):
             reset = step == lengths
             dt = None if dt is None else dt.masked_fill(~valid, 1)
         y = self.embedded(x, valid)
+        if self.config.reversible:
+            blocks = cast(list[ReversibleBlock], self._blocks)
+            y, _ = run_reversible(blocks, y, [None] * len(blocks), reset=reset, dt=dt, keep_state=False)
+            return self.norm(y), valid
         for block in self.blocks:
             y, _ = block(y, reset=reset, dt=dt, keep_state=False)
         return self.norm(y), valid

@@ -7,7 +7,9 @@ from torch import nn
 from linrec.mixers import Mixer, build, get
 from linrec.models.block import Block
 from linrec.models.config import StackConfig
+from linrec.models.reversible import ReversibleBlock
 from linrec.nn.channel_mixing import make_channel_mixing
+from linrec.rules import require
 
 __all__ = ["build_mixer", "make_blocks"]
 
@@ -63,7 +65,11 @@ def make_blocks(
     blocks = []
     for layer in range(config.n_layers):
         reading, reading_channels = make_reading(layer)
-        block = Block(
+        require(
+            not config.reversible or reading is None,
+            "`reversible` must be False for blocks that read a memory or an encoder; got True. Leave it out.",
+        )
+        block = (ReversibleBlock if config.reversible else Block)(
             build_mixer(config, layer) if make_mixer is None else make_mixer(layer),
             make_channel_mixing(
                 config.channel_mixing_of(layer),

@@ -1,7 +1,7 @@
 """Sums and maxima over whole documents, for mixers whose steps see the past and the future."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from linrec.nn.running_maximum import running_maximum
@@ -16,6 +16,7 @@ __all__ = [
     "product_totals",
     "softmax_means",
     "totals",
+    "turned_round",
 ]
 
 
@@ -23,6 +24,15 @@ def against_time(reset: Bool[Tensor, "b t"] | None) -> Bool[Tensor, "b t"] | Non
     """Return the resets of reversed steps, which cut the same links."""
     # step t is step n-1-t of the reversed steps, so the link from t-1 to t ends at step n-t there
     return None if reset is None else reset.flip(1).roll(1, dims=1)
+
+
+def turned_round(x: Shaped[Tensor, "b t *c"], reset: Bool[Tensor, "b t"] | None) -> Shaped[Tensor, "b t *c"]:
+    """Return the steps of each document from last to first, in the place of the document."""
+    if reset is None:
+        return x.flip(1)
+    time = x.shape[1]
+    order = (documents(reset) * time - torch.arange(time, device=x.device)).argsort(1)
+    return x.take_along_dim(order.reshape(*order.shape, *[1] * (x.ndim - 2)), 1)
 
 
 def largest_of_documents(

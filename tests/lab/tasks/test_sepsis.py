@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from linrec.lab.report.arms import group_runs
+from linrec.lab.report.write import means
 from linrec.lab.tasks import ScoredTask, Task, judged_by
 from linrec.lab.tasks.sepsis import COLUMNS, Sepsis, area_under_curve
-from linrec.lab.train import TrainConfig, fit, get_recipe
+from linrec.lab.train import TrainConfig, fit, get_recipe, load_run
 from linrec.lab.train.config import config_from_dict, config_to_dict
 from linrec.text import DataError
 
@@ -69,7 +71,7 @@ def test_steps_are_the_last_values_constants_hours_and_numbers_of_observations(f
         batch = split.rows(torch.tensor([row]))
         n = len(stay)
         assert batch.lengths.tolist() == [n] and batch.inputs.shape == (1, 72, 76)
-        assert batch.targets.tolist() == [[float(np.nanmax(stay[:, 40]))]]
+        assert batch.targets.tolist() == [int(np.nanmax(stay[:, 40]))]
         last = np.nan
         for hour in range(n):
             last = stay[hour, 0] if not np.isnan(stay[hour, 0]) else last
@@ -87,23 +89,29 @@ def test_steps_are_the_last_values_constants_hours_and_numbers_of_observations(f
 def test_classes_have_the_same_share_of_each_split_by_the_seed(folder):
     task: Task = Sepsis(path=folder)
     labels = {name: task.split(name).labels for name in ("train", "validation", "test")}
-    share = torch.cat([*labels.values()]).mean()
-    assert all(abs(part.mean() - share) < 0.2 and len(part) >= 4 for part in labels.values())
+    share = torch.cat([*labels.values()]).double().mean()
+    assert all(abs(part.double().mean() - share) < 0.2 and len(part) >= 4 for part in labels.values())
     other = Sepsis(path=folder, seed=1).split("test")
     assert other.values[:, 0, 34].tolist() != task.split("test").values[:, 0, 34].tolist()
 
 
 def test_the_area_under_the_curve_is_the_share_of_ordered_pairs(folder):
     random = np.random.default_rng(0)
-    predictions, labels = random.integers(0, 5, 60) / 4, (random.random(60) < 0.3).astype(np.float64)
+    predictions, labels = random.integers(0, 5, 60) / 4, (random.random(60) < 0.3).astype(np.int64)
     pairs = [(a > b) + (a == b) / 2 for a in predictions[labels == 1] for b in predictions[labels == 0]]
     found = area_under_curve(torch.from_numpy(predictions), torch.from_numpy(labels))
     assert found == pytest.approx(np.mean(pairs))
-    assert area_under_curve(torch.zeros(3), torch.ones(3)) is None
+    assert area_under_curve(torch.zeros(3), torch.ones(3).long()) is None
     task = Sepsis(path=folder)
     test = task.split("test")
-    assert isinstance(task, ScoredTask) and judged_by(task) == "mse"
-    assert task.score(test.labels, test)["auc"] == 1 and task.score(0 * test.labels, test)["auc"] == 0.5
+    assert isinstance(task, ScoredTask) and judged_by(task) == "auc"
+    right = torch.nn.functional.one_hot(test.labels, 2).double()
+    # a constant that is added to both logarithms changes nothing
+    right += torch.from_numpy(random.normal(size=(len(test), 1)))
+    assert task.score(right, test)["auc"] == 1 and task.score(0 * right, test)["auc"] == 0.5
+    assert task.score(right, test)["accuracy"] == 1 and Sepsis().trivial_score == 0.5
+    with pytest.raises(TypeError, match=r"logarithms of probabilities \(n, 2\); got torch.int64"):
+        task.score(test.labels, test)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +152,15 @@ def test_the_recipe_trains_and_survives_json(folder, tmp_path):
         TrainConfig("tiny", dataclasses.replace(recipe.task, path=folder), model, loop=loop), tmp_path / "run"
     )
     assert 0 <= result.test["auc"] <= 1
+    # the losses of both classes, of which the second counts ten times, over the number of patients
+    run = load_run(tmp_path / "run")
+    model, test = run.classifier(), run.config.task.split("test")
+    batch = test.rows(torch.arange(len(test)))
+    with torch.no_grad():
+        z = model(batch.inputs, lengths=batch.lengths)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        z[:, 1] - z[:, 0], batch.targets.float(), pos_weight=torch.tensor(10.0)
+    )
+    assert result.test["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert result.test["auc"] == pytest.approx(area_under_curve(z[:, 1] - z[:, 0], batch.targets))
+    assert means(group_runs([run])[0])["test area under the curve"] == f"{result.test['auc']:.3f} (1 seed)"

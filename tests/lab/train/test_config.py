@@ -117,6 +117,13 @@ def test_smoothed_labels_need_classes_and_backpropagation() -> None:
         dataclasses.replace(config, optim=smoothed)
 
 
+def test_shards_need_whole_blocks() -> None:
+    config = get_recipe("memory-horizon")
+    model = dataclasses.replace(config.model, reversible=True)
+    with pytest.raises(ConfigError, match=r"`model.reversible` must be False with `loop.strategy` = 'fsdp'"):
+        dataclasses.replace(config, model=model, loop=dataclasses.replace(config.loop, strategy="fsdp"))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

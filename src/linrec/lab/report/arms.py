@@ -122,7 +122,7 @@ class Comparison:
 
     Attributes:
         label: label of the arm.
-        metric: "accuracy", "mse" or "perplexity".
+        metric: "accuracy", "auc", "mse" or "perplexity".
         scores: scores of the arm's seeds.
         baseline: scores of the baseline's seeds.
     """

@@ -91,7 +91,7 @@ class JobRecord(TypedDict):
     trial: str
     parameters: int | None
     state_size: int | None
-    metric: Literal["accuracy", "mse", "perplexity", "loss"]
+    metric: Literal["accuracy", "auc", "mse", "perplexity", "loss"]
     command: str
     config: dict[str, Any]
 

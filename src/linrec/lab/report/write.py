@@ -21,7 +21,7 @@ from linrec.lab.report.pictures import (
     transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
-from linrec.lab.style import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in
+from linrec.lab.style import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in, score_name
 from linrec.lab.tasks import Task, judged_by
 from linrec.lab.train import Run, RunFolderError, TrainError
 from linrec.lab.train.run import writing
@@ -145,7 +145,7 @@ def render_page(
 
 
 def means(arm: Arm) -> dict[str, str]:
-    """Return the scores of an arm: accuracies, squared errors, or perplexities and a loss per token."""
+    """Return the scores of an arm by the task's metric; for perplexities, also the loss per token."""
     by = judged_by(arm.runs[0].config.task)
     told = {
         f"{split} {TITLES[by]}": format_mean_and_spread(
@@ -166,7 +166,7 @@ def _check(run: Run) -> None:
         return
     absent = [name for name in RESULT_FIELDS if name not in run.result]
     by = judged_by(run.config.task)
-    wanted = "accuracy" if by == "accuracy" else "loss"
+    wanted = score_name(by)
     for name in SPLITS:
         scores = run.result.get(name)
         # a text may have no such split
@@ -284,8 +284,8 @@ def _without_model(task: Task) -> list[dict[str, str]]:
     if by == "mse":
         return [{"configuration": "always the mean", f"test {TITLES[by]}": trivial}]
     return [
-        {"configuration": "always the most frequent answer", "test accuracy": trivial},
-        {"configuration": "chance", "test accuracy": format(task.chance, FORMATS[by])},
+        {"configuration": "always the most frequent answer", f"test {TITLES[by]}": trivial},
+        {"configuration": "chance", f"test {TITLES[by]}": format(task.chance, FORMATS[by])},
     ]
 
 
@@ -355,8 +355,8 @@ def _runs(arms: Sequence[Arm]) -> Table:
 
 
 def _score(metric: str, scores: Mapping[str, Any]) -> str:
-    """Return the accuracy of a split, its loss for other metrics, or a dash without either."""
-    name = "accuracy" if metric == "accuracy" else "loss"
+    """Return the metric of a split, the loss where the metric follows from it, or a dash without either."""
+    name = score_name(metric)
     if name not in scores:
         return "–"
     if metric == "mse":

@@ -25,6 +25,7 @@ from linrec.lab.tasks.base import (
     SplitName,
     Task,
     TokenizedTask,
+    WeightedTask,
     has_target,
     judged_by,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Task",
     "TokenSplit",
     "TokenizedTask",
+    "WeightedTask",
     "get",
     "has_target",
     "judged_by",

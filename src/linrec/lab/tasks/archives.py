@@ -35,7 +35,6 @@ from linrec.lab.tasks.labelled import (
     ClassificationTask,
     LabelledSeries,
     LabelledSource,
-    NumberTask,
     stratified,
 )
 from linrec.text import DataError
@@ -371,7 +370,7 @@ class Uea(TsArchive, ClassificationTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tser(TsArchive, NumberTask):
+class Tser(TsArchive):
     """Estimate a number from a multivariate time series, with any regression data set of the archive.
 
         target = number, given x_1, ..., x_t of f numbers each
@@ -407,6 +406,17 @@ class Tser(TsArchive, NumberTask):
         "folder, and pass this folder with --data.path. All data sets are in the archive of "
         "https://zenodo.org/record/3902651."
     )
+
+    @property
+    def chance(self) -> float:
+        """Mean squared error of the training mean, as `trivial_score`; reads the files."""
+        return self.trivial_score
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Mean squared error on the test split of always predicting the mean training target."""
+        train, test = (self.split(name).labels.double() for name in ("train", "test"))
+        return float((test - train.mean()).square().mean())
 
     def score(self, predictions: Float[Tensor, "n 1"], split: LabelledSeries) -> dict[str, Any]:
         """Return scores of predictions on a split.

@@ -185,8 +185,8 @@ class Task(Protocol):
     includes the seed and the files, and of the split's name. The global random state is neither read nor
     changed. A task with more scores than loss and accuracy is also a `ScoredTask`.
 
-    The loss of a classification is the cross-entropy in nats. The loss of a regression is the mean squared
-    error; a regression has `n_features` and no accuracy.
+    The loss of a classification is the cross-entropy in nats; a `WeightedTask` weighs its classes. The loss
+    of a regression is the mean squared error; a regression has `n_features` and no accuracy.
     """
 
     section: ClassVar[str]
@@ -274,6 +274,19 @@ class TokenizedTask(Protocol):
 
 
 @runtime_checkable
+class WeightedTask(Protocol):
+    """A `ScoredTask` of unequal classes: the loss weighs them, and "auc" compares models.
+
+        loss = -w_y log softmax(outputs)_y, a mean over targets
+
+    Its `score` takes the logarithms of all classes' probabilities, (n, n_outputs), in place of classes.
+    """
+
+    class_weights: ClassVar[tuple[float, ...]]
+    """The weight w of each class."""
+
+
+@runtime_checkable
 class ImagesTask(Protocol):
     """A `per_sequence` task of whole images, (b, channels, height, width), for an `ImageClassifier`."""
 
@@ -326,12 +339,12 @@ class ScoredTask(Protocol):
         ...
 
 
-def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
+def judged_by(task: Task) -> Literal["accuracy", "auc", "perplexity", "mse"]:
     """Return the name of the metric that compares models on a task.
 
     Returns:
-        "mse" for a regression; "accuracy" for a classification with `score`; otherwise "perplexity",
-        exp(loss).
+        "mse" for a regression; "auc" for a `WeightedTask`; "accuracy" for another classification with
+        `score`; otherwise "perplexity", exp(loss).
 
     Example:
         >>> from linrec.lab.tasks import LanguageModeling, MemoryHorizon
@@ -340,6 +353,8 @@ def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
     """
     if task.objective == "regression":
         return "mse"
+    if isinstance(task, WeightedTask):
+        return "auc"
     return "accuracy" if isinstance(task, ScoredTask) else "perplexity"
 
 

@@ -209,25 +209,6 @@ def stratified(
     return [random.permutation(np.concatenate(part)) for part in parts]
 
 
-class NumberTask(abc.ABC):
-    """Base class of tasks with a real number for each sequence, scored beside the mean training target."""
-
-    @abc.abstractmethod
-    def split(self, name: SplitName) -> LabelledSeries:
-        """Return a split of the data."""
-
-    @property
-    def chance(self) -> float:
-        """Mean squared error of the training mean, as `trivial_score`; reads the files."""
-        return self.trivial_score
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Mean squared error on the test split of always predicting the mean training target."""
-        train, test = (self.split(name).labels.double() for name in ("train", "test"))
-        return float((test - train.mean()).square().mean())
-
-
 @dataclass(frozen=True, kw_only=True)
 class LabelledTask(ClassificationTask):
     """Base class of tasks with generated token sequences and a class per sequence; a subclass defines `draw`.

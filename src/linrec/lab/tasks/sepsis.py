@@ -1,19 +1,20 @@
 """PhysioNet Sepsis: tell from the hours in intensive care whether a patient gets a sepsis."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.lab.corpora.corpus import ReadingDisplay
-from linrec.lab.tasks.base import ObjectiveName, SplitName, errors_of_numbers, require_at_least
+from linrec.lab.tasks.base import SplitName, require_at_least
 from linrec.lab.tasks.files import FileTask
-from linrec.lab.tasks.labelled import LabelledSeries, NumberTask, stratified
+from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries, LabelledSource, stratified
 from linrec.text import DataError
 
 __all__ = ["Sepsis", "area_under_curve"]
@@ -29,7 +30,7 @@ COLUMNS = (*SERIES, *STATIC, "ICULOS", "SepsisLabel")
 SHARES = (0.7, 0.15, 0.15)
 
 
-def area_under_curve(predictions: Float[Tensor, "n"], labels: Float[Tensor, "n"]) -> float | None:
+def area_under_curve(predictions: Float[Tensor, "n"], labels: Int64[Tensor, "n"]) -> float | None:
     """Return the area under the ROC curve: how often a random 1 has a higher prediction than a random 0.
 
         (sum of the ranks of the ones - n_1 (n_1 + 1) / 2) / (n_0 n_1)
@@ -42,7 +43,7 @@ def area_under_curve(predictions: Float[Tensor, "n"], labels: Float[Tensor, "n"]
         A number from 0 to 1; None if all labels are equal.
 
     Example:
-        >>> area_under_curve(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+        >>> area_under_curve(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1]))
         0.875
     """
     _, place, counts = predictions.double().unique(return_inverse=True, return_counts=True)
@@ -54,10 +55,11 @@ def area_under_curve(predictions: Float[Tensor, "n"], labels: Float[Tensor, "n"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sepsis(FileTask, NumberTask):
+class Sepsis(FileTask, ClassificationTask):
     """Tell from the first hours in intensive care whether a patient has a sepsis in these hours.
 
-        target = 1 if any of the hours has the label 1, else 0, given x_1, ..., x_t, t <= 72
+        y = 1 if any of the hours has the label 1, else 0, given x_1, ..., x_t, t <= 72
+        loss = -10 y log p(1) - (1 - y) log p(0)
 
     The folder has the files of PhysioNet's challenge of 2019, p*.psv, in it or below it: 20,336 patients of
     set A and 20,000 of set B. A file has a line per hour: 34 series, five numbers that stay the same, the
@@ -65,8 +67,9 @@ class Sepsis(FileTask, NumberTask):
 
     A step has the last observed value of each series, or the mean before the first one; age, gender, the unit
     (twice) and the time before admission; and the hour. All are normalised with mean and standard deviation
-    of the training split. The target is a number, so that the output estimates a probability; the loss is the
-    squared error.
+    of the training split. Few patients have a sepsis, so that the loss weighs them ten times, and the area
+    under the ROC curve compares models. The weighted losses of both classes are divided by the number of
+    patients.
 
     Args:
         path: the folder.
@@ -78,8 +81,8 @@ class Sepsis(FileTask, NumberTask):
 
     Source: Reyna and others (2019), "Early prediction of sepsis from clinical data", for the data; Kidger and
     others (2020, arXiv:2005.08926), Neural CDE, section 4.2 and code, for the task and the features. Neural
-    CDE has an area under the curve of 0.880 with intensity and 0.776 without; it interpolates, trains with
-    cross-entropy and a weight of 10 for the ones, and gives constants to the initial state alone.
+    CDE has an area under the curve of 0.880 with intensity and 0.776 without; it interpolates, and gives
+    constants to the initial state alone. With one output z in place of z_1 - z_0, its code has the same loss.
 
     Example:
         >>> Sepsis().n_features, Sepsis(intensity=False).n_features
@@ -89,11 +92,7 @@ class Sepsis(FileTask, NumberTask):
     hours: int = 72
     intensity: bool = True
     seed: int = 0
-    per_sequence: ClassVar[bool] = True
-    objective: ClassVar[ObjectiveName] = "regression"
-    vocab_size: ClassVar[int | None] = None
-    n_outputs: ClassVar[int] = 1
-    reset_token: ClassVar[int | None] = None
+    class_weights: ClassVar[tuple[float, ...]] = (1.0, 10.0)
     wanted: ClassVar[str] = (
         "Download the training data of https://physionet.org/content/challenge-2019/1.0.0/, and pass the "
         "folder training, which has training_setA and training_setB, with --data.path."
@@ -104,22 +103,44 @@ class Sepsis(FileTask, NumberTask):
         require_at_least(self, hours=3, seed=0)
 
     @property
+    def vocab_size(self) -> None:
+        """Always None: inputs are real numbers."""
+        return None
+
+    @property
+    def n_outputs(self) -> int:
+        """Two classes."""
+        return 2
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Area under the curve of a constant, 1/2."""
+        return 0.5
+
+    @property
     def n_features(self) -> int:
         """Number of input features per step."""
         return len(SERIES) + len(STATIC) + 1 + self.intensity * (len(SERIES) + 2)
 
-    def score(self, predictions: Float[Tensor, "n 1"], split: LabelledSeries) -> dict[str, Any]:
+    def score(self, predictions: Float[Tensor, "n 2"], split: LabelledSource) -> dict[str, Any]:
         """Return scores of predictions on a split.
 
         Args:
-            predictions: a real number for each patient, shape (n, 1), on any device.
-            split: the split of the targets.
+            predictions: logarithms of both classes' probabilities, shape (n, 2), on any device.
+            split: the split of the labels.
 
         Returns:
-            "mse", "mae" and "nrmse"; and "auc", the area under the ROC curve, which is 1/2 for a constant.
+            "accuracy" and "accuracy_by_class"; and "auc", the area under the ROC curve, which is 1/2 for a
+            constant.
         """
-        errors = errors_of_numbers(predictions, split)
-        return {**errors, "auc": area_under_curve(predictions[:, 0].cpu(), split.labels[:, 0].cpu())}
+        if not predictions.is_floating_point():
+            raise TypeError(
+                f"`predictions` must be logarithms of probabilities (n, 2); got {predictions.dtype}. "
+                "Pass the model's outputs."
+            )
+        odds = (predictions[:, 1] - predictions[:, 0]).cpu()
+        of_classes = super().score(predictions.argmax(-1), split)
+        return {**of_classes, "auc": area_under_curve(odds, split.labels.cpu())}
 
     def read(self) -> dict[SplitName, LabelledSeries]:
         """Read the files, and return all splits."""
@@ -133,8 +154,8 @@ class Sepsis(FileTask, NumberTask):
                 stays.append(self._stay(path))
                 advance(1)
         stays = [stay for stay in stays if len(stay[0]) > 2]
-        labels = np.array([label for _, label in stays], np.float32)
-        parts = stratified(labels.astype(np.int64), SHARES, np.random.default_rng(self.seed))
+        labels = np.array([label for _, label in stays], np.int64)
+        parts = stratified(labels, SHARES, np.random.default_rng(self.seed))
         for name, places in zip(("train", "validation", "test"), parts, strict=True):
             if not len(places):
                 raise DataError(
@@ -153,7 +174,7 @@ class Sepsis(FileTask, NumberTask):
         def split(places: NDArray[np.int64]) -> LabelledSeries:
             return LabelledSeries(
                 torch.from_numpy(values[places]),
-                torch.from_numpy(labels[places])[:, None],
+                torch.from_numpy(labels[places]),
                 mean,
                 std,
                 torch.from_numpy(lengths[places]),

@@ -302,7 +302,7 @@ class Sc09(SpeechTask):
         length: number of samples of a clip, from its start.
 
     Source: Donahue, McAuley and Puckette (2019, arXiv:1802.04208) for the data; SaShiMi (Goel, Gu, Donahue
-    and Ré, 2022, arXiv:2202.09729), table 5, for the task: 1.891 bits per sample, WaveNet 1.925.
+    and Ré, 2022, arXiv:2202.09729) for the task; Mamba (Gu and Dao, 2023), table 4, for scores.
 
     Example:
         >>> Sc09().vocab_size, Sc09().words[:2]

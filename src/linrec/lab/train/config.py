@@ -265,6 +265,11 @@ class TrainConfig:
                     "`model.pooling` must be 'none', because the task has a target per step; got "
                     f"{self.model.pooling!r}, which gives an output per sequence."
                 )
+        if self.model.reversible and self.loop.strategy == "fsdp":
+            raise ConfigError(
+                "`model.reversible` must be False with `loop.strategy` = 'fsdp', which gathers parameters of "
+                "whole blocks; got True. Leave it out, or train with --loop.recompute."
+            )
         if self.optim.label_smoothing and (self.learner is not None or self.task.objective == "regression"):
             raise ConfigError(
                 "`optim.label_smoothing` must be 0 for a regression and with a learner, whose losses have no "

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, LostProcessError, StepSizeError
 from linrec.extras import check_extra
-from linrec.lab.tasks import Batch, GeneratedTask, ProbedTask, ResizableTask, Source, Task
+from linrec.lab.tasks import (
+    Batch,
+    GeneratedTask,
+    ProbedTask,
+    ResizableTask,
+    Source,
+    Task,
+    WeightedTask,
+)
 from linrec.lab.train.checkpoint import (
     carried_state,
     check_state,
@@ -194,7 +202,8 @@ def _fit(
     # model and optimisers
     model = build_model(config, device, fabric.world_size, init)
     compiled = config.learner is None and uses_compile(loop, device)
-    objective: Any = Objective(model, label_smoothing=config.optim.label_smoothing)
+    weights = task.class_weights if isinstance(task, WeightedTask) else ()
+    objective: Any = Objective(model, label_smoothing=config.optim.label_smoothing, class_weights=weights)
     firsts = (next(batches.epoch(0)) for _, batches in stages)
     if fabric.world_size > 1 and loop.strategy != "fsdp" and may_skip(fabric, objective, firsts):
         expect_skipped(fabric)

@@ -25,8 +25,9 @@ class Outcome(NamedTuple):
     Attributes:
         loss: cross-entropy in nats, or squared error for a regression, summed over all targets: a scalar.
         correct: number of correctly predicted targets, 0 for a regression: a scalar.
-        predictions: the likeliest class at every position, (b, t), int64, or of every sequence, (b); for a
-            regression, real numbers in the shape of the targets.
+        predictions: the likeliest class at every position, (b, t), int64, or of every sequence, (b); with
+            class weights, logarithms of the classes' probabilities, (b, classes); for a regression, real
+            numbers in the shape of the targets.
         state: the state after the last step, without gradients, if it was asked for; otherwise None.
     """
 
@@ -47,13 +48,22 @@ class Objective(nn.Module):
         model: the model. A language model never holds all logits in memory at once. A classifier has a
             target per sequence or, without pooling, per step.
         label_smoothing: as in `OptimConfig`; ignored in evaluation mode.
+        class_weights: as in `WeightedTask`, for a classifier; empty for equal weights.
     """
 
+    class_weights: Tensor | None
+
     def __init__(
-        self, model: LanguageModel | SequenceClassifier | ImageClassifier, *, label_smoothing: float = 0.0
+        self,
+        model: LanguageModel | SequenceClassifier | ImageClassifier,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] = (),
     ) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
+        weights = torch.tensor(class_weights) if class_weights else None
+        self.register_buffer("class_weights", weights, persistent=False)
         self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
 
     def forward(
@@ -111,12 +121,14 @@ class Objective(nn.Module):
         loss = F.cross_entropy(
             outputs.flatten(0, -2),
             targets.flatten(),
+            self.class_weights,
             ignore_index=NO_TARGET,
             reduction="sum",
             label_smoothing=smoothing,
         )
         predictions = outputs.argmax(-1)
-        return Outcome(loss, (predictions == targets).sum(), predictions)
+        correct = (predictions == targets).sum()
+        return Outcome(loss, correct, predictions if self.class_weights is None else outputs.log_softmax(-1))
 
 
 class Carried:

@@ -91,7 +91,7 @@ def mnist_generation() -> TrainConfig:
 
     Source: Katharopoulos and others (2020), section 4.2.1, for MNIST: 8 layers of width 256 with a channel
     mixing of 1,024, learning rate 0.0001, 250 epochs with batches of 10. Linear transformers have 0.644 bits
-    per dimension, softmax attention 0.621.
+    per dimension, softmax attention 0.621 (table 1).
 
     Differences: the mixer is GateLoop, so positions are not embedded; AdamW with a cosine schedule replaces
     RAdam; the model of the lowest validation loss is kept.
@@ -117,7 +117,8 @@ def cifar_generation() -> TrainConfig:
     """Predict every value of CIFAR-10 from the values before: give its binary version with --data.path.
 
     Source: Katharopoulos and others (2020), section 4.2.2: the model of `mnist-generation` with 16 layers,
-    and batches of 4. Linear transformers have 3.40 bits per dimension, after a week on one GPU.
+    and batches of 4. Linear transformers have 3.40 bits per dimension, softmax attention 3.47, after a
+    week on one GPU (table 2).
     """
     task = ImageGeneration(images="cifar10")
     loop = {"epochs": 50, "batch_size": 4, "eval_every": 11250, "precision": "bf16-mixed"}
