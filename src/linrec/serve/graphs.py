@@ -1,6 +1,7 @@
 """Rows in fixed memory, and their steps as CUDA graphs: one launch in place of hundreds."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -184,8 +185,8 @@ class CapturedRows(FixedRows):
         self._device = model.embedding.weight.device
         # the other half is for prompts, for states that are copied, and for what does not fit here
         super().__init__(model, row, budget=torch.cuda.mem_get_info(self._device)[0] / 2)
-        self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._pool: Any = None
 
     def logits(self, tokens: Int64[Tensor, "n 1"]) -> Float[Tensor, "n 1 v"]:
         """Read a token of each row; return the logits of the next, which the next call overwrites."""
@@ -201,7 +202,8 @@ class CapturedRows(FixedRows):
         return logits[:n]
 
     def _resize(self, size: tuple[int, int]) -> None:
-        self._graphs = {}
+        # a pool ends with the last of its graphs
+        self._graphs, self._pool = {}, torch.cuda.graph_pool_handle()
         super()._resize(size)
 
     def _recorded(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
