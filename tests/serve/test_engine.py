@@ -163,6 +163,11 @@ def test_drafts_change_no_token_and_are_accepted_where_they_are_right(name, draf
 @pytest.mark.parametrize("name", tiered(["gla", "attention"], SOME))
 def test_states_that_are_kept_stay_as_they_are(name):
     engine, seen = small(name, chunk=2, max_length=64), []
+    # a hook keeps the model's tensors, and copies of them
+    engine.model.mixers[0].register_forward_hook(
+        lambda module, given, out: hooked.append((out[1], [part.clone() for part in leaves(out[1])]))
+    )
+    hooked = []
     first = engine.submit(PROMPTS[2], n_tokens=20, seed=1, observer=lambda request, state: seen.append(state))
     while len(first.generated) < 5:
         engine.step()
@@ -173,8 +178,22 @@ def test_states_that_are_kept_stay_as_they_are(name):
     others = [engine.submit(prompt, n_tokens=12, seed=3) for prompt in PROMPTS]
     for request in (first, fork, *others):
         request.result()
-    for state, parts in zip(kept, before, strict=True):
+    for state, parts in [*zip(kept, before, strict=True), *hooked]:
         assert all(map(torch.equal, leaves(state), parts))
+
+
+def test_a_row_that_joins_or_leaves_copies_no_other():
+    engine = small("gla", slots=8)
+    running = [engine.submit(prompt, n_tokens=40) for prompt in PROMPTS[:5]]
+    places = set()
+    for number in range(30):
+        engine.submit([1], n_tokens=2, seed=number)
+        engine.step()
+        places.add(leaves(engine._running.state)[0].data_ptr())
+        if number == 10:
+            engine.cancel(running[1])
+            places.clear()
+    assert len(places) == 2
 
 
 def test_stops_limits_and_cancels_end_a_request_and_free_its_slot():

@@ -527,7 +527,8 @@ class Engine:
         with autocast(self._precision, self._device):
             if not self.deterministic:
                 with rows.buffers.following(rows.state):
-                    return self.model.hidden(tokens, rows.state)
+                    x, state = self.model.hidden(tokens, rows.state)
+                return x, rows.buffers.owned(state)
             alone = [self.model.hidden(tokens[row, None], rows.of(row)) for row in range(len(rows))]
         state = joined((torch.tensor([row], device=self._device), alone[row][1]) for row in range(len(rows)))
         return torch.cat([x for x, _ in alone]), state

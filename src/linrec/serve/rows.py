@@ -11,6 +11,7 @@ from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.ragged import RaggedState, joined, rows_of
 from linrec.serve.request import Request
+from linrec.trees import leaves
 
 __all__ = ["Rows", "joined_rows", "levelled"]
 
@@ -45,23 +46,33 @@ class Rows:
         return len(self.requests)
 
     def join(self, requests: Sequence[Request], state: State) -> None:
-        """Append rows, with the state of them all."""
-        if self.requests:
-            self.state = joined_rows(self.model, [(self.requests, self.state), (requests, state)])
-        else:
+        """Append rows, with the state of them all, which nobody must use any more."""
+        before, self.requests = self.requests, [*self.requests, *requests]
+        if not before:
             self.state = state
-        self.requests = [*self.requests, *requests]
+        elif _form(state) is not None and _form(state) == _form(self.state):
+            self.state = self.buffers.with_rows(self.state, state)
+            self.state = levelled(self.model, self.state, [request.read for request in self.requests])
+        else:
+            self.state = joined_rows(self.model, [(before, self.state), (requests, state)])
 
     def leave(self, gone: Iterable[Request]) -> None:
-        """Remove rows."""
+        """Remove rows; the last ones take their places."""
         gone = set(gone)
         kept = [row for row, request in enumerate(self.requests) if request not in gone]
         if len(kept) == len(self.requests):
             return
-        rest = self.some(kept) if kept else Rows(self.model)
-        self.requests, self.state = rest.requests, rest.state
-        if kept:
-            self.state = levelled(self.model, self.state, [request.read for request in self.requests])
+        if not kept:
+            self.requests, self.state, self.buffers = [], None, StateBuffers()
+            return
+        last = iter(reversed(kept))
+        order = [row if self.requests[row] not in gone else next(last) for row in range(len(kept))]
+        ragged = isinstance(self.state, RaggedState)
+        self.state = (
+            rows_of(self.state, torch.tensor(order)) if ragged else self.buffers.with_order(self.state, order)
+        )
+        self.requests = [self.requests[row] for row in order]
+        self.state = levelled(self.model, self.state, [request.read for request in self.requests])
 
     def of(self, row: int) -> State:
         """Return the state of one row, in memory of its own."""
@@ -111,3 +122,10 @@ def joined_rows(model: LanguageModel, parts: Sequence[tuple[Sequence[Request], S
         first += len(requests)
     read = [request.read for requests, _ in parts for request in requests]
     return levelled(model, RaggedState(*zip(*groups, strict=True)), read)
+
+
+def _form(state: State) -> list[tuple[torch.Size, torch.dtype]] | None:
+    """Return the shapes of a row and the dtypes of a state's parts; None if they differ between rows."""
+    if isinstance(state, RaggedState):
+        return None
+    return [(part.shape[1:], part.dtype) for part in leaves(state)]
