@@ -1,6 +1,7 @@
 """The server, asked by OpenAI's own client and by clients that send anything."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -17,6 +18,7 @@ import uvicorn
 from linrec.generation import generate
 from linrec.models import LanguageModel, ModelConfig
 from linrec.serve import Engine
+from linrec.serve.connections import patient
 from linrec.serve.http import Limits, make_app
 from linrec.text import ByteTokenizer
 from tests.tiers import thorough
@@ -36,12 +38,12 @@ def tiny():
 
 
 @contextmanager
-def serving(engine=None, **options):
+def serving(engine=None, *, patience=30.0, **options):
     """Run the application in a thread; yield its address and the engine."""
     engine = engine or Engine(tiny(), slots=8, chunk=16)
     app = make_app(engine, ByteTokenizer(), name="tiny", **options)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", http=patient(patience)))
         # a loop of its own, since sockets of the other tests may still be open in this thread's
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
         thread.start()
@@ -298,6 +300,79 @@ def test_a_client_that_leaves_frees_its_slots():
                 _until(lambda: engine.open_requests["running"] == 2)
             _until(lambda: not any(engine.open_requests.values()))
         assert engine.counts["cancelled"] == 4
+
+
+def raw_body(**fields):
+    """Return the bytes of a request."""
+    body = json.dumps({"model": "tiny", "prompt": "a"} | fields)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def connected(url, *, unread=None):
+    """Return a connection, to a client that takes so many bytes unread."""
+    host, port = url.removeprefix("http://").split(":")
+    raw = socket.socket()
+    if unread is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, unread)
+    raw.settimeout(30)
+    raw.connect((host, int(port)))
+    return raw
+
+
+def all_of(raw):
+    """Return what comes until the connection ends."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := raw.recv(4096):
+            found += piece
+    return found
+
+
+def test_clients_that_send_or_read_slowly_are_cut_and_slow_no_other():
+    engine = Engine(tiny(), slots=8, max_length=10**6)
+    with (
+        serving(engine, patience=1.0, limits=Limits(patience=1.0)) as (url, engine),
+        contextlib.ExitStack() as stack,
+    ):
+        raw = {what: stack.enter_context(connected(url, unread=4096)) for what in ("head", "body", "reader")}
+        silent, second = (stack.enter_context(connected(url)) for _ in range(2))
+        begun = time.monotonic()
+        raw["reader"].sendall(raw_body(max_tokens=900_000, stream=True))
+        # headers, again after an answer, and a body, a byte at a time
+        second.sendall(raw_body(max_tokens=1))
+        assert b"200 OK" in second.recv(4096)
+        request, ended = raw_body(max_tokens=1), {}
+        slow = {"head": request[:20], "body": request[:-5], "second": request[:20]}
+        for what, sock in (raw | {"second": second}).items():
+            sock.sendall(slow.get(what, b""))
+        threads = [
+            threading.Thread(
+                target=lambda w, s: ended.update({w: (all_of(s), time.monotonic() - begun)}), args=pair
+            )
+            for pair in [("head", raw["head"]), ("body", raw["body"]), ("silent", silent), ("second", second)]
+        ]
+        for thread in threads:
+            thread.start()
+        times = []
+        while any(thread.is_alive() for thread in threads) or engine.open_requests["running"]:
+            for what in ("head", "second"):
+                with contextlib.suppress(OSError):
+                    (raw | {"second": second})[what].send(b"x")
+            # a byte at a time
+            with contextlib.suppress(OSError):
+                raw["reader"].recv(1)
+            before = time.monotonic()
+            status, found = post(url, {"model": "tiny", "prompt": "b", "max_tokens": 5})
+            times.append(time.monotonic() - before)
+            assert status == 200 and found["usage"]["completion_tokens"] == 5
+            assert time.monotonic() - begun < 20, ended
+            time.sleep(0.05)
+        assert engine.counts["cancelled"] == 1
+        assert b" 408 " in ended["body"][0] and b"not whole after 1 seconds" in ended["body"][0]
+        assert ended["head"][0] == ended["silent"][0] == b""
+        assert all(0.9 < seconds < 6 for _, seconds in ended.values())
+        assert sorted(times)[len(times) // 2] < 1
 
 
 def test_requests_over_what_waits_are_refused_and_none_is_lost():

@@ -73,6 +73,7 @@ class ServeOptions:
         api_key_file: a file with the keys that clients may use, one a line; without it, no key is needed.
         chat_template: a Jinja template of chats, by default the template of the folder.
         grace: seconds that open requests have to end.
+        patience: seconds that a client may take to send a request, or to read what it was sent.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
         trust_code: allow running the code of a task or mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
@@ -91,6 +92,7 @@ class ServeOptions:
     api_key_file: Path | None = None
     chat_template: Path | None = None
     grace: float = 30.0
+    patience: float = 30.0
     device: DeviceName = "auto"
     trust_code: bool = False
     precision: Precision = "32-true"

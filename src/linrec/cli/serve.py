@@ -19,7 +19,8 @@ from linrec.lab.train.fabric import device_of
 from linrec.lab.train.run import language_task, tokenizer_of, writing
 from linrec.models import LanguageModel
 from linrec.serve import Engine, NGramDraft
-from linrec.serve.http import make_app
+from linrec.serve.connections import patient
+from linrec.serve.http import Limits, make_app
 from linrec.serve.snapshot_files import load_snapshots, save_snapshots
 from linrec.text import Tokenizer, load_tokenizer
 
@@ -84,7 +85,14 @@ def _run(options: ServeOptions) -> int:
     template, specials = _chat_template(options)
     try:
         app = make_app(
-            engine, tokenizer, name=name, chat_template=template, specials=specials, keys=keys, grace=0
+            engine,
+            tokenizer,
+            name=name,
+            chat_template=template,
+            specials=specials,
+            keys=keys,
+            limits=Limits(patience=options.patience),
+            grace=0,
         )
     except TemplateError as error:
         raise ConfigError(f"the chat template is wrong: {error}.") from error
@@ -92,6 +100,8 @@ def _run(options: ServeOptions) -> int:
         app,
         host=options.host,
         port=options.port,
+        http=patient(options.patience),
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
