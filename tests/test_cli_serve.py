@@ -148,6 +148,7 @@ def test_bad_words_are_refused_in_one_line(run, tmp_path, capsys):
     for words, expected in [
         ((tmp_path,), "is not"),
         ((run, "--snapshots", "much"), "--snapshots must be a size such as 512MiB or 2GiB; got 'much'"),
+        ((run, "--state-bytes", "-1"), "--state-bytes must be a size such as 512MiB or 2GiB; got '-1'"),
         ((run, "--api-key-file", tmp_path / "none"), "--api-key-file"),
         ((run, "--api-key-file", tmp_path / "keys"), "has no keys"),
         ((run, "--chat-template", tmp_path / "none"), "the chat template"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from linrec.generation import buffers, generate
-from linrec.serve import Engine, EngineError, EngineFull, ModelDraft, NGramDraft, RequestError
+from linrec.generation.caches import bytes_of_state
+from linrec.serve import Engine, EngineError, EngineFull, ModelDraft, NGramDraft, RequestError, rows
 from linrec.trees import leaves
 from tests.generation.models import FIRST, MIXERS, VOCAB, build
 from tests.tiers import nightly, tiered
@@ -194,6 +195,33 @@ def test_a_row_that_joins_or_leaves_copies_no_other():
             engine.cancel(running[1])
             places.clear()
     assert len(places) == 2
+
+
+def test_states_stay_within_their_bytes_and_requests_wait_for_room(monkeypatch):
+    monkeypatch.setattr(rows, "SHORT", 8)
+    model = build("attention")
+    most = 5 * bytes_of_state(model, 15)
+    engine = Engine(model, slots=8, chunk=4, prompt_tokens=8, snapshots=0, state_bytes=most)
+    draws = random.Random(0)
+    asked = [(prompt, draws.randrange(1, 20)) for prompt in PROMPTS * 3]
+    found = [engine.submit(prompt, n_tokens=n, seed=1) for prompt, n in asked]
+    waited = False
+    while engine.step():
+        real = sum(part.nbytes for part in leaves((engine._running.state, [*engine._reading.values()])))
+        assert real <= engine.reserved_bytes <= most
+        counts = engine.open_requests
+        waited |= counts["waiting"] > 0 and counts["reading"] + counts["running"] < engine.slots
+    assert waited
+    for request, (prompt, n) in zip(found, asked, strict=True):
+        assert request.result() == alone(model, prompt, n, seed=1)
+    # a cache of 64 or more tokens would be too large
+    room = engine.room(10)
+    assert room == 53
+    engine.submit([1] * 10, n_tokens=room)
+    with pytest.raises(ValueError, match=r"`state_bytes` = \d+ bytes; got 10 \+ 54 tokens, which need \d+"):
+        engine.submit([1] * 10, n_tokens=room + 1)
+    with pytest.raises(ValueError, match="`state_bytes` must be None for a model with segments"):
+        Engine(build("transformer_xl"), state_bytes=10**6)
 
 
 def test_stops_limits_and_cancels_end_a_request_and_free_its_slot():

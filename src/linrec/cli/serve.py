@@ -66,7 +66,8 @@ def run(words: list[str]) -> int:
 
 
 def _run(options: ServeOptions) -> int:
-    keys, snapshots = _keys(options), _bytes(options.snapshots)
+    keys, snapshots = _keys(options), _bytes("--snapshots", options.snapshots)
+    state_bytes = None if options.state_bytes is None else _bytes("--state-bytes", options.state_bytes)
     model, tokenizer = _model(options)
     engine = Engine(
         model,
@@ -74,6 +75,7 @@ def _run(options: ServeOptions) -> int:
         snapshots=snapshots,
         max_waiting=options.max_waiting,
         max_length=options.max_length,
+        state_bytes=state_bytes,
         vocab_size=tokenizer.vocab_size,
         precision=options.precision,
         draft=NGramDraft(options.draft_tokens) if options.draft_tokens else None,
@@ -169,8 +171,8 @@ def _keys(options: ServeOptions) -> list[str]:
     return keys
 
 
-def _bytes(text: str) -> int:
+def _bytes(option: str, text: str) -> int:
     found = BYTES.fullmatch(text)
     if found is None:
-        raise ConfigError(f"--snapshots must be a size such as 512MiB or 2GiB; got {text!r}.")
+        raise ConfigError(f"{option} must be a size such as 512MiB or 2GiB; got {text!r}.")
     return int(float(found[1]) * UNITS[found[2]])

@@ -198,7 +198,9 @@ class _Service:
             sizes.add_metric([state], number)
         snapshots = GaugeMetricFamily("linrec_snapshot_bytes", "Bytes of snapshots")
         snapshots.add_metric([], self.engine.prefixes.nbytes)
-        return [ends, tokens, sizes, snapshots]
+        reserved = GaugeMetricFamily("linrec_reserved_state_bytes", "Bytes reserved for states of requests")
+        reserved.add_metric([], self.engine.reserved_bytes)
+        return [ends, tokens, sizes, snapshots, reserved]
 
     def prompts(self, body: CompletionBody) -> list[list[int]]:
         """Return the tokens of each prompt."""
@@ -273,11 +275,10 @@ class _Service:
             for index in range(count):
                 number, repeat = divmod(index, body.n or 1)
                 prompt = prompts[number]
-                room = self.engine.max_length - len(prompt)
                 with refusing():
                     answer = self.engine.submit(
                         prompt,
-                        n_tokens=max(1, room if body.tokens is None else body.tokens),
+                        n_tokens=self.engine.room(len(prompt)) if body.tokens is None else body.tokens,
                         temperature=1.0 if body.temperature is None else body.temperature,
                         top_k=body.top_k,
                         top_p=body.top_p,

@@ -13,7 +13,7 @@ from linrec.models.ragged import RaggedState, joined, rows_of
 from linrec.serve.request import Request
 from linrec.trees import leaves
 
-__all__ = ["Rows", "joined_rows", "levelled"]
+__all__ = ["Rows", "joined_rows", "levelled", "longest_cache"]
 
 # rows that read fewer tokens share a length of their caches
 SHORT = 256
@@ -87,7 +87,7 @@ class Rows:
 
 def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:
     """Return the state of rows that have read these numbers of tokens, with caches of few lengths."""
-    levels = [max(SHORT, number).bit_length() for number in read]
+    levels = [_level(number) for number in read]
     longest: dict[int, int] = {}
     for number, level in zip(read, levels, strict=True):
         longest[level] = max(longest.get(level, 0), number)
@@ -108,6 +108,15 @@ def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:
             found.append((index, with_cache_length(model, part, longest[level])))
     # the usual case needs no copies
     return found[0][1] if found[0][0] is every else joined(found)
+
+
+def longest_cache(read: int) -> int:
+    """Return the most steps of the caches of a row that has read so many tokens, among other rows."""
+    return (1 << _level(read)) - 1
+
+
+def _level(read: int) -> int:
+    return max(SHORT, read).bit_length()
 
 
 def joined_rows(model: LanguageModel, parts: Sequence[tuple[Sequence[Request], State]]) -> State:
