@@ -1,5 +1,7 @@
 """`linrec serve`, as a process of its own."""
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -125,6 +127,88 @@ def test_a_run_answers_with_its_tokens_and_ends_with_its_streams(run, tmp_path, 
     assert served.ended()[0] == 0
 
 
+def open_requests(served):
+    """Return the number of requests that wait, read or run."""
+    with urllib.request.urlopen(f"{served.url}/metrics", timeout=10) as found:
+        lines = found.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("linrec_open_requests{"))
+
+
+def test_under_load_a_signal_loses_no_accepted_answer_and_a_kill_no_snapshot(run, tmp_path, serve):
+    words = run, "--slots", 16, "--state-dir", tmp_path / "states"
+    served = serve(*words)
+    found, refused = [], []
+
+    def ask(number):
+        body = {"model": "roses", "prompt": "a" * (number + 1), "max_tokens": 600, "seed": number}
+        if number % 2:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            with urllib.request.urlopen(asking(served, body), timeout=120) as answer:
+                found.append(answer.read().decode())
+        except (OSError, http.client.HTTPException) as error:
+            refused.append(error)
+
+    # as many again wait for a slot
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    while open_requests(served) < 32:
+        time.sleep(0.01)
+    served.process.send_signal(signal.SIGTERM)
+    while served.health() == 200:
+        time.sleep(0.01)
+    late = {"model": "roses", "prompt": "late", "max_tokens": 5}
+    with pytest.raises(OSError, match=r"503|refused"):
+        urllib.request.urlopen(asking(served, late), timeout=60)
+    for thread in threads:
+        thread.join(120)
+    assert len(found) == 32 and not refused
+    for content in found:
+        if content.startswith("data: "):
+            *pieces, usage, end = content.strip().split("\n\n")
+            assert end == "data: [DONE]"
+            last = json.loads(pieces[-1].removeprefix("data: "))
+            whole = json.loads(usage.removeprefix("data: ")) | {"choices": last["choices"]}
+        else:
+            whole = json.loads(content)
+        reason = whole["choices"][0]["finish_reason"]
+        assert reason == "stop" or whole["usage"]["completion_tokens"] == 600, whole
+    status, said = served.ended()
+    assert status == 0 and "snapshots in" in said
+    # killed while it answers: what the folder had stays whole
+    served = serve(*words)
+    again = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in again:
+        thread.start()
+    while open_requests(served) < 4:
+        time.sleep(0.01)
+    served.process.kill()
+    for thread in again:
+        thread.join(60)
+    served = serve(*words)
+    body = {"model": "roses", "prompt": "a" * 32, "max_tokens": 1}
+    with urllib.request.urlopen(asking(served, body), timeout=60) as answer:
+        assert json.load(answer)["usage"]["prompt_tokens_details"]["cached_tokens"] == 31
+    served.process.send_signal(signal.SIGTERM)
+    status, said = served.ended()
+    assert status == 0 and "left out" not in said
+
+
+def asking(served, body):
+    """Return a request of completions."""
+    headers = {"content-type": "application/json"}
+    return urllib.request.Request(f"{served.url}/v1/completions", json.dumps(body).encode(), headers)
+
+
+def test_snapshots_that_cannot_be_written_are_told_in_one_line(run, tmp_path, serve):
+    (tmp_path / "file").write_text("no folder")
+    served = serve(run, "--state-dir", tmp_path / "file")
+    served.process.send_signal(signal.SIGTERM)
+    status, said = served.ended()
+    assert status == 1 and "could not write snapshots to" in said and "Traceback" not in said
+
+
 def test_a_published_folder_chats_by_its_template(run, tmp_path, serve):
     folder = tmp_path / "published"
     assert main(["publish", str(run), str(folder)]) == 0
@@ -148,6 +232,7 @@ def test_bad_words_are_refused_in_one_line(run, tmp_path, capsys):
     for words, expected in [
         ((tmp_path,), "is not"),
         ((run, "--snapshots", "much"), "--snapshots must be a size such as 512MiB or 2GiB; got 'much'"),
+        ((run, "--state-bytes", "-1"), "--state-bytes must be a size such as 512MiB or 2GiB; got '-1'"),
         ((run, "--api-key-file", tmp_path / "none"), "--api-key-file"),
         ((run, "--api-key-file", tmp_path / "keys"), "has no keys"),
         ((run, "--chat-template", tmp_path / "none"), "the chat template"),

@@ -48,6 +48,7 @@ SECOND = (
     "tests/lab/train/test_carried.py",
     "tests/perf",
     "tests/serve/test_http.py",
+    "tests/serve/test_load.py",
     "tests/serve/test_workbench.py",
     "tests/test_cli_convert.py",
     "tests/test_cli_eval.py",

@@ -9,7 +9,7 @@ from linrec.testing import assert_agree
 from linrec.trees import leaves
 from tests.tiers import thorough, tiered
 
-from .models import MIXERS, build, prompt
+from .models import FIRST, MIXERS, build, prompt
 
 CACHES = {
     "attention": {},
@@ -114,3 +114,14 @@ def test_two_graphs_share_the_slots(name, monkeypatch):
     if "window" in name:
         # two layers: slots and masks once for both graphs, places and positions once for each
         assert len(places) == 2 * (3 + 2 * 2)
+
+
+@pytest.mark.parametrize("name", tiered(["gla", "attention", "hybrid"], FIRST, MIXERS))
+@torch.no_grad()
+def test_bytes_of_a_state_are_bounded_before_it_is_there(name):
+    model = build(name)
+    if model.has_segments:
+        pytest.skip("states of segments are bounded by themselves")
+    for length in (1, 5, 40):
+        _, state = model.hidden(torch.zeros(1, length, dtype=torch.int64), model.init_state(1))
+        assert sum(part.nbytes for part in leaves(state)) <= caches.bytes_of_state(model, length)

@@ -1,85 +1,29 @@
 """The server, asked by OpenAI's own client and by clients that send anything."""
 
-import asyncio
+import contextlib
 import json
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
 
-import openai
 import pytest
 import torch
-import uvicorn
 
-from linrec.generation import generate
-from linrec.models import LanguageModel, ModelConfig
 from linrec.serve import Engine
-from linrec.serve.http import Limits, make_app
-from linrec.text import ByteTokenizer
+from linrec.serve.http import Limits
+from tests.serve.server import all_of, client_of, connected, post, raw_body, serving, text_of, tiny, until
 from tests.tiers import thorough
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
 
-def tiny():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        shape = {"vocab_size": 257, "d_model": 16, "n_layers": 1, "mixer": "gla", "d_channel_mixing": 32}
-        model = LanguageModel(ModelConfig(**shape)).double()
-        # text of printable characters
-        model.head.bias.data[:32] = model.head.bias.data[127:] = -100
-    return model.eval()
-
-
-@contextmanager
-def serving(engine=None, **options):
-    """Run the application in a thread; yield its address and the engine."""
-    engine = engine or Engine(tiny(), slots=8, chunk=16)
-    app = make_app(engine, ByteTokenizer(), name="tiny", **options)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-        # a loop of its own, since sockets of the other tests may still be open in this thread's
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}", engine
-        finally:
-            server.should_exit = True
-            thread.join(30)
-
-
 @pytest.fixture(scope="module")
 def served():
     with serving(chat_template=TEMPLATE) as (url, engine), client_of(url) as client:
         yield url, engine, client
-
-
-def client_of(url, key="none"):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
-def post(url, body, path="/v1/completions", **headers):
-    """Return the status and the object of an answer."""
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"content-type": "application/json", **headers}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url + path, body, headers), timeout=60) as found:
-            return found.status, json.load(found)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read() or b"null")
-
-
-def text_of(model, prompt, n_tokens, **options):
-    tokens = torch.tensor([list(prompt.encode())])
-    found = generate(model, tokens, n_tokens=n_tokens, vocab_size=257, **options).tokens[0].tolist()
-    return ByteTokenizer().decode(found)
 
 
 def test_completions_are_those_of_generate(served):
@@ -295,9 +239,55 @@ def test_a_client_that_leaves_frees_its_slots():
             head += f"Content-Length: {len(body)}\r\n\r\n"
             with socket.create_connection((host, int(port)), timeout=30) as raw:
                 raw.sendall((head + body).encode())
-                _until(lambda: engine.open_requests["running"] == 2)
-            _until(lambda: not any(engine.open_requests.values()))
+                until(lambda: engine.open_requests["running"] == 2)
+            until(lambda: not any(engine.open_requests.values()))
         assert engine.counts["cancelled"] == 4
+
+
+def test_clients_that_send_or_read_slowly_are_cut_and_slow_no_other():
+    engine = Engine(tiny(), slots=8, max_length=10**6)
+    with (
+        serving(engine, patience=1.0, limits=Limits(patience=1.0)) as (url, engine),
+        contextlib.ExitStack() as stack,
+    ):
+        raw = {what: stack.enter_context(connected(url, unread=4096)) for what in ("head", "body", "reader")}
+        silent, second = (stack.enter_context(connected(url)) for _ in range(2))
+        begun = time.monotonic()
+        raw["reader"].sendall(raw_body(max_tokens=900_000, stream=True))
+        # headers, again after an answer, and a body, a byte at a time
+        second.sendall(raw_body(max_tokens=1))
+        assert b"200 OK" in second.recv(4096)
+        request, ended = raw_body(max_tokens=1), {}
+        slow = {"head": request[:20], "body": request[:-5], "second": request[:20]}
+        for what, sock in (raw | {"second": second}).items():
+            sock.sendall(slow.get(what, b""))
+        threads = [
+            threading.Thread(
+                target=lambda w, s: ended.update({w: (all_of(s), time.monotonic() - begun)}), args=pair
+            )
+            for pair in [("head", raw["head"]), ("body", raw["body"]), ("silent", silent), ("second", second)]
+        ]
+        for thread in threads:
+            thread.start()
+        times = []
+        while any(thread.is_alive() for thread in threads) or engine.open_requests["running"]:
+            for what in ("head", "second"):
+                with contextlib.suppress(OSError):
+                    (raw | {"second": second})[what].send(b"x")
+            # a byte at a time
+            with contextlib.suppress(OSError):
+                raw["reader"].recv(1)
+            before = time.monotonic()
+            status, found = post(url, {"model": "tiny", "prompt": "b", "max_tokens": 5})
+            times.append(time.monotonic() - before)
+            assert status == 200 and found["usage"]["completion_tokens"] == 5
+            assert time.monotonic() - begun < 20, ended
+            time.sleep(0.05)
+        assert engine.counts["cancelled"] == 1
+        assert b" 408 " in ended["body"][0] and b"not whole after 1 seconds" in ended["body"][0]
+        assert ended["head"][0] == ended["silent"][0] == b""
+        assert all(0.9 < seconds < 6 for _, seconds in ended.values())
+        assert sorted(times)[len(times) // 2] < 1
 
 
 def test_requests_over_what_waits_are_refused_and_none_is_lost():
@@ -348,10 +338,3 @@ def test_a_failed_engine_answers_500_then_503():
         assert post(url, {"model": "tiny", "prompt": "a"})[0] == 503
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"{url}/health")
-
-
-def _until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)

@@ -1,8 +1,10 @@
+import errno
 import random
 
 import pytest
 import torch
 
+from linrec.generation import state_file
 from linrec.serve import Engine, PrefixTree, prefixes
 from linrec.serve.snapshot_files import load_snapshots, save_snapshots
 from tests.generation.models import build
@@ -88,6 +90,32 @@ def test_snapshots_in_files_are_those_of_the_tree(name, tmp_path):
     assert sum("another model" in sentence for sentence in other) == count - 1
     # snapshots that the tree has forgotten leave the folder too
     assert save_snapshots(small.prefixes, tmp_path, model) == len(list(tmp_path.iterdir()))
+
+
+def test_a_full_disk_leaves_whole_snapshots_and_says_so(tmp_path, monkeypatch):
+    model = build("gate_loop")
+    engine = Engine(model, chunk=4)
+    engine.submit(list(range(11)), n_tokens=5).result()
+    count = save_snapshots(engine.prefixes, tmp_path, model)
+    before = {path.name for path in tmp_path.iterdir()}
+    engine.submit([*range(5), 1, 2, 3, 4], n_tokens=5).result()
+    room = [2]
+
+    def written(path, *arguments, **options):
+        room[0] -= 1
+        if room[0] < 0:
+            path.write_bytes(b"the beginning")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *arguments, **options)
+
+    write = state_file.write_tensors
+    monkeypatch.setattr(state_file, "write_tensors", written)
+    with pytest.raises(OSError, match="No space left"):
+        save_snapshots(engine.prefixes, tmp_path, model)
+    assert before <= {path.name for path in tmp_path.iterdir()}
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".snapshot"]
+    tree = Engine(model).prefixes
+    assert load_snapshots(tree, tmp_path, model) == [] and len(tree) >= count
 
 
 def _nodes(tree):

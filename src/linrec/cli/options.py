@@ -70,9 +70,11 @@ class ServeOptions:
         draft_tokens: number of tokens to guess from the text so far and check in one step; 0 is none.
         max_waiting: the most requests that wait for a slot; more are refused.
         max_length: the most tokens of a prompt and its answer.
+        state_bytes: memory for the states and growing caches of the requests that are answered; others wait.
         api_key_file: a file with the keys that clients may use, one a line; without it, no key is needed.
         chat_template: a Jinja template of chats, by default the template of the folder.
         grace: seconds that open requests have to end.
+        patience: seconds that a client may take to send a request, or to read what it was sent.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
         trust_code: allow running the code of a task or mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
@@ -88,9 +90,11 @@ class ServeOptions:
     draft_tokens: int = 0
     max_waiting: int = 1024
     max_length: int = 32_768
+    state_bytes: str | None = None
     api_key_file: Path | None = None
     chat_template: Path | None = None
     grace: float = 30.0
+    patience: float = 30.0
     device: DeviceName = "auto"
     trust_code: bool = False
     precision: Precision = "32-true"

@@ -19,7 +19,8 @@ from linrec.lab.train.fabric import device_of
 from linrec.lab.train.run import language_task, tokenizer_of, writing
 from linrec.models import LanguageModel
 from linrec.serve import Engine, NGramDraft
-from linrec.serve.http import make_app
+from linrec.serve.connections import patient
+from linrec.serve.http import Limits, make_app
 from linrec.serve.snapshot_files import load_snapshots, save_snapshots
 from linrec.text import Tokenizer, load_tokenizer
 
@@ -65,7 +66,8 @@ def run(words: list[str]) -> int:
 
 
 def _run(options: ServeOptions) -> int:
-    keys, snapshots = _keys(options), _bytes(options.snapshots)
+    keys, snapshots = _keys(options), _bytes("--snapshots", options.snapshots)
+    state_bytes = None if options.state_bytes is None else _bytes("--state-bytes", options.state_bytes)
     model, tokenizer = _model(options)
     engine = Engine(
         model,
@@ -73,6 +75,7 @@ def _run(options: ServeOptions) -> int:
         snapshots=snapshots,
         max_waiting=options.max_waiting,
         max_length=options.max_length,
+        state_bytes=state_bytes,
         vocab_size=tokenizer.vocab_size,
         precision=options.precision,
         draft=NGramDraft(options.draft_tokens) if options.draft_tokens else None,
@@ -84,7 +87,14 @@ def _run(options: ServeOptions) -> int:
     template, specials = _chat_template(options)
     try:
         app = make_app(
-            engine, tokenizer, name=name, chat_template=template, specials=specials, keys=keys, grace=0
+            engine,
+            tokenizer,
+            name=name,
+            chat_template=template,
+            specials=specials,
+            keys=keys,
+            limits=Limits(patience=options.patience),
+            grace=0,
         )
     except TemplateError as error:
         raise ConfigError(f"the chat template is wrong: {error}.") from error
@@ -92,6 +102,8 @@ def _run(options: ServeOptions) -> int:
         app,
         host=options.host,
         port=options.port,
+        http=patient(options.patience),
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -159,8 +171,8 @@ def _keys(options: ServeOptions) -> list[str]:
     return keys
 
 
-def _bytes(text: str) -> int:
+def _bytes(option: str, text: str) -> int:
     found = BYTES.fullmatch(text)
     if found is None:
-        raise ConfigError(f"--snapshots must be a size such as 512MiB or 2GiB; got {text!r}.")
+        raise ConfigError(f"{option} must be a size such as 512MiB or 2GiB; got {text!r}.")
     return int(float(found[1]) * UNITS[found[2]])

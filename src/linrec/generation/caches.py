@@ -1,5 +1,6 @@
 """Caches of attention in a model's state: rings that steps write in place, and caches of equal length."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeGuard
@@ -12,8 +13,17 @@ from linrec.mixers import Mixer, State
 from linrec.mixers.attention import Attention, AttentionState
 from linrec.models import LanguageModel
 from linrec.ops.attention import AttentionCache
+from linrec.trees import leaves
 
-__all__ = ["CacheRings", "has_rings", "with_cache_length", "with_places", "with_rings", "without_rings"]
+__all__ = [
+    "CacheRings",
+    "bytes_of_state",
+    "has_rings",
+    "with_cache_length",
+    "with_places",
+    "with_rings",
+    "without_rings",
+]
 
 # steps at least, since steps are compiled and captured again when the room is used up
 ROOM = 512
@@ -168,6 +178,29 @@ def _in_order(steps: int, taken: int, ring: AttentionCache) -> AttentionCache:
 def _moved(cache: AttentionCache, move: Callable[[Tensor], Tensor]) -> AttentionCache:
     alive = None if cache.alive is None else move(cache.alive)
     return AttentionCache(move(cache.k), move(cache.v), None, None, alive)
+
+
+def bytes_of_state(model: LanguageModel, steps: int) -> int:
+    """Return the most bytes of the state of a row that has read so many steps, without segments."""
+    parts = [part for block in model.blocks for part in (block.mixer, block.channel_mixing)]
+    return sum(_bytes_of(mixer, steps) for mixer in parts if isinstance(mixer, Mixer))
+
+
+def _bytes_of(mixer: Mixer, steps: int) -> int:
+    if isinstance(mixer, Attention) and mixer.causal:
+        if mixer.window is not None:
+            steps = min(steps, mixer.window - 1)
+        elif mixer.bounded is not None:
+            steps = min(steps, mixer.bounded.size)
+    parts = leaves(mixer.init_state(1, device="meta"))
+    grows = any(not part.numel() for part in parts)
+    # beside keys and values, a flag for each step
+    return sum(_bytes_with(part, steps) for part in parts) + (steps if grows else 0)
+
+
+def _bytes_with(part: Tensor, steps: int) -> int:
+    """Return the bytes of a part of a state when its empty axis has so many steps."""
+    return part.element_size() * math.prod(size or steps for size in part.shape)
 
 
 def _of_length(length: int, cache: AttentionCache) -> AttentionCache:

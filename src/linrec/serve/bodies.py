@@ -15,7 +15,7 @@ from torch import Tensor
 from linrec.serve.engine import EngineError, EngineFull
 from linrec.serve.request import Process
 
-__all__ = ["Body", "ChatBody", "Checked", "CompletionBody", "Refused", "refusing"]
+__all__ = ["Body", "ChatBody", "Checked", "CompletionBody", "Refused", "error_object", "refusing"]
 
 # entries of fields that hold several
 MOST = {"logit_bias": 300, "messages": 10_000, "content": 1000, "stop": 100, "stream_options": 1}
@@ -172,6 +172,13 @@ class Refused(HTTPException):
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(status, message)
         self.param = param
+
+
+def error_object(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return the body of an error."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 @contextlib.contextmanager

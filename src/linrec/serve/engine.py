@@ -1,6 +1,7 @@
 """The engine: many requests at once in the rows of one batch, which join and leave between steps."""
 
 import dataclasses
+import functools
 import math
 import operator
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from linrec.generation.caches import bytes_of_state
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.prompts import checked_vocabulary
 from linrec.generation.sampling import Sampling
@@ -23,7 +25,7 @@ from linrec.serve.drafts import Draft
 from linrec.serve.graphs import CapturedRows, FixedRows, fixed_state
 from linrec.serve.prefixes import PrefixTree
 from linrec.serve.request import Ended, Observer, Options, Process, Request
-from linrec.serve.rows import Rows, joined_rows
+from linrec.serve.rows import Rows, joined_rows, longest_cache
 from linrec.serve.sampling import choose
 
 __all__ = ["Engine", "EngineError", "EngineFull"]
@@ -58,6 +60,9 @@ class Engine:
             states, a larger number saves memory.
         max_waiting: the most requests that wait.
         max_length: the most tokens of a prompt and its answer. It bounds caches that grow.
+        state_bytes: the most bytes of the states of the requests that have a slot, with the caches that they
+            will have at their end; others wait. None does not bound them. A step needs memory for the largest
+            caches of a layer again.
         vocab_size: generate only token ids below this number; None allows all.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         deterministic: run the rows one at a time, so that the bits of an answer do not depend on others. A
@@ -70,8 +75,8 @@ class Engine:
         failure: the exception that ended the engine.
 
     Raises:
-        ValueError: the model is in training mode, has no outputs for tokens, or sees later steps; or a number
-            is out of range.
+        ValueError: the model is in training mode, has no outputs for tokens, or sees later steps; a number
+            is out of range; or `state_bytes` bounds a model with segments.
 
     Example:
         >>> from linrec.models import ModelConfig
@@ -93,6 +98,7 @@ class Engine:
         interval: int | None = None,
         max_waiting: int = 1024,
         max_length: int = 32_768,
+        state_bytes: int | None = None,
         vocab_size: int | None = None,
         precision: Precision = "32-true",
         deterministic: bool = False,
@@ -116,7 +122,14 @@ class Engine:
             f"`draft` must have the tokens of `model`, {model.config.vocab_size}; got "
             f"{draft and draft.vocab_size}.",
         )
+        require(
+            state_bytes is None or not model.has_segments,
+            "`state_bytes` must be None for a model with segments, whose states are bounded; pass fewer "
+            "`slots` instead.",
+        )
         self.model = with_weights_cast(model, precision)
+        self.state_bytes = state_bytes
+        self._bytes_of_level = functools.cache(functools.partial(bytes_of_state, self.model))
         self.slots, self.chunk, self.prompt_tokens = slots, chunk, prompt_tokens
         self.max_waiting, self.max_length = max_waiting, max_length
         self.deterministic, self.draft = deterministic, draft
@@ -133,7 +146,13 @@ class Engine:
         if self._device.type == "cuda" and not deterministic and draft is None:
             row = fixed_state(self.model, precision)
             if row is not None:
-                self._fixed = CapturedRows(self.model, row, vocab_size=self.vocab_size, precision=precision)
+                self._fixed = CapturedRows(
+                    self.model,
+                    row,
+                    vocab_size=self.vocab_size,
+                    precision=precision,
+                    budget=state_bytes or math.inf,
+                )
         # commands of other threads, which run between steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._stepping, self._entering, self._wake = threading.RLock(), threading.RLock(), threading.Event()
@@ -182,7 +201,8 @@ class Engine:
                 thread that runs the engine.
 
         Raises:
-            ValueError: tokens or options are out of range, or the request is longer than `max_length`.
+            ValueError: tokens or options are out of range, or the request is longer than `max_length`, or
+                needs more than `state_bytes`.
             EngineFull: `max_waiting` requests wait already.
             EngineError: the engine is stopped or has failed.
         """
@@ -211,7 +231,15 @@ class Engine:
             f"`prompt` and `n_tokens` must be at most `max_length` = {self.max_length} tokens together; got "
             f"{len(tokens)} + {n_tokens}. Ask for fewer tokens, or pass the engine a larger `max_length`.",
         )
-        return self._entered(Request(self, tokens, len(tokens), options, listener))
+        request = Request(self, tokens, len(tokens), options, listener)
+        needed, most = self._needed(request), self.state_bytes
+        require(
+            most is None or needed <= most,
+            f"`prompt` and `n_tokens` must need a state of at most `state_bytes` = {most} bytes; got "
+            f"{len(tokens)} + {n_tokens} tokens, which need {needed}. Ask for fewer tokens, or pass a "
+            "larger `state_bytes`.",
+        )
+        return self._entered(request)
 
     def cancel(self, request: Request) -> None:
         """End a request, whose slot is free at the next step; a request that has ended stays as it is."""
@@ -342,6 +370,31 @@ class Engine:
             "running": self._n_running,
         }
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the states of the requests that have a slot, at their end; 0 without `state_bytes`."""
+        running = (request for rows in self._running for request in rows.requests)
+        return sum(map(self._needed, [*self._reading, *running]))
+
+    def room(self, n_prompt: int) -> int:
+        """Return the most tokens of an answer to a prompt of so many tokens, at least 1."""
+        tokens = self.max_length - n_prompt
+        while (
+            tokens > 1 and self.state_bytes is not None and self._at_end(n_prompt + tokens) > self.state_bytes
+        ):
+            # the next shorter length of caches
+            tokens = longest_cache(n_prompt + tokens) // 2 - n_prompt
+        return max(1, tokens)
+
+    def _needed(self, request: Request) -> int:
+        """Return the bytes of the state of a request at its end."""
+        return self._at_end(request.n_prompt + request.options.n_tokens)
+
+    def _at_end(self, length: int) -> int:
+        if self.state_bytes is None:
+            return 0
+        return self._bytes_of_level(min(longest_cache(length), self.max_length))
+
     def _run(self) -> None:
         while True:
             try:
@@ -427,7 +480,11 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free slots to the requests that have waited longest, with the state of their prefix."""
+        reserved = self.reserved_bytes if self._waiting else 0
         while self._waiting and len(self._reading) + self._n_running < self.slots:
+            reserved += self._needed(self._waiting[0])
+            if self.state_bytes is not None and reserved > self.state_bytes:
+                break
             request = self._waiting.popleft()
             # a running row has read all tokens but the newest
             known = [] if request.scores_prompt else request.tokens[:-1]
@@ -563,7 +620,8 @@ class Engine:
         with autocast(self._precision, self._device):
             if not self.deterministic:
                 with rows.buffers.following(rows.state):
-                    return self.model.hidden(tokens, rows.state)
+                    x, state = self.model.hidden(tokens, rows.state)
+                return x, rows.buffers.owned(state)
             alone = [self.model.hidden(tokens[row, None], rows.of(row)) for row in range(len(rows))]
         state = joined((torch.tensor([row], device=self._device), alone[row][1]) for row in range(len(rows)))
         return torch.cat([x for x, _ in alone]), state

@@ -1,5 +1,6 @@
 """Rows in fixed memory, and their steps as CUDA graphs: one launch in place of hundreds."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -176,15 +177,22 @@ class CapturedRows(FixedRows):
         row: the state of one row, from `fixed_state`.
         vocab_size: number of token ids to choose from.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
+        budget: the most bytes of all states, at most half of the memory that is free.
     """
 
     def __init__(
-        self, model: LanguageModel, row: State, *, vocab_size: int | None, precision: Precision
+        self,
+        model: LanguageModel,
+        row: State,
+        *,
+        vocab_size: int | None,
+        precision: Precision,
+        budget: float = math.inf,
     ) -> None:
         self._vocab_size, self._precision = vocab_size, precision
         self._device = model.embedding.weight.device
         # the other half is for prompts, for states that are copied, and for what does not fit here
-        super().__init__(model, row, budget=torch.cuda.mem_get_info(self._device)[0] / 2)
+        super().__init__(model, row, budget=min(budget, torch.cuda.mem_get_info(self._device)[0] / 2))
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._pool: Any = None
 

@@ -14,16 +14,13 @@ import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
-    Callable,
     Iterable,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -36,17 +33,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.exceptions import HTTPException
 
 from linrec.serve.answers import Choice, Written
-from linrec.serve.bodies import Body, ChatBody, CompletionBody, Refused, refusing
+from linrec.serve.bodies import Body, ChatBody, CompletionBody, Refused, error_object, refusing
+from linrec.serve.connections import BodyLimit
 from linrec.serve.engine import Engine
 from linrec.serve.request import Request as Answer
 from linrec.serve.workbench import make_router
 from linrec.text import Tokenizer
 
 __all__ = ["Limits", "make_app"]
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Send: TypeAlias = Callable[[Any], Awaitable[None]]
-Receive: TypeAlias = Callable[[], Awaitable[Any]]
 
 FAILED = "the answer failed, since its logits were not finite or the engine stopped. Ask again."
 # seconds between looks at whether a client is still there
@@ -62,12 +56,14 @@ class Limits:
         choices: answers of a request, over all its prompts.
         stops: stop strings of a request, of at most 100 characters each.
         seconds: the most time of an answer.
+        patience: seconds that a body may take to come.
     """
 
     body: int = 1_000_000
     choices: int = 16
     stops: int = 8
     seconds: float = 600.0
+    patience: float = 30.0
 
 
 def make_app(
@@ -112,7 +108,7 @@ def make_app(
         await asyncio.to_thread(engine.stop, grace=grace)
 
     app = FastAPI(title="linrec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_BodyLimit, most=limits.body)
+    app.add_middleware(BodyLimit, most=limits.body, seconds=limits.patience)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     known = [key.encode() for key in keys]
@@ -202,7 +198,9 @@ class _Service:
             sizes.add_metric([state], number)
         snapshots = GaugeMetricFamily("linrec_snapshot_bytes", "Bytes of snapshots")
         snapshots.add_metric([], self.engine.prefixes.nbytes)
-        return [ends, tokens, sizes, snapshots]
+        reserved = GaugeMetricFamily("linrec_reserved_state_bytes", "Bytes reserved for states of requests")
+        reserved.add_metric([], self.engine.reserved_bytes)
+        return [ends, tokens, sizes, snapshots, reserved]
 
     def prompts(self, body: CompletionBody) -> list[list[int]]:
         """Return the tokens of each prompt."""
@@ -277,11 +275,10 @@ class _Service:
             for index in range(count):
                 number, repeat = divmod(index, body.n or 1)
                 prompt = prompts[number]
-                room = self.engine.max_length - len(prompt)
                 with refusing():
                     answer = self.engine.submit(
                         prompt,
-                        n_tokens=max(1, room if body.tokens is None else body.tokens),
+                        n_tokens=self.engine.room(len(prompt)) if body.tokens is None else body.tokens,
                         temperature=1.0 if body.temperature is None else body.temperature,
                         top_k=body.top_k,
                         top_p=body.top_p,
@@ -341,7 +338,7 @@ class _Service:
         async with contextlib.aclosing(pieces):
             async for choice, text in pieces:
                 if choice.answer.ended == "error":
-                    yield _event(_error(500, FAILED))
+                    yield _event(error_object(500, FAILED))
                     break
                 yield _event(written.piece(choice, text))
         if usage:
@@ -360,34 +357,6 @@ class _Service:
             "total_tokens": read + new,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-class _BodyLimit:
-    """Refuses bodies over a number of bytes, also those without a length, before they are read whole."""
-
-    def __init__(self, app: Any, most: int) -> None:
-        self.app, self.most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, which gets no more than `most` bytes."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.most:
-                refused = JSONResponse(_error(413, f"the body is larger than {self.most:,} bytes."), 413)
-                return await refused(scope, receive, send)
-        given = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def again() -> Any:
-            return given.pop() if given else await receive()
-
-        return await self.app(scope, again, send)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -412,7 +381,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
             what = f"`{name}`: {what}"
     if not name and first["type"] not in ("json_invalid", "value_error"):
         what = "the body must be a JSON object. Send it with `Content-Type: application/json`."
-    return JSONResponse(_error(400, what, name or None), 400)
+    return JSONResponse(error_object(400, what, name or None), 400)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -421,14 +390,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         error.detail if isinstance(error, Refused) or error.status_code != 400 else "the body is not JSON."
     )
     headers = {"retry-after": "1"} if error.status_code in (429, 503) else None
-    content = _error(error.status_code, message, getattr(error, "param", None))
+    content = error_object(error.status_code, message, getattr(error, "param", None))
     return JSONResponse(content, error.status_code, headers)
-
-
-def _error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 class _Generation(Extension):

@@ -11,8 +11,9 @@ from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.ragged import RaggedState, joined, rows_of
 from linrec.serve.request import Request
+from linrec.trees import leaves
 
-__all__ = ["Rows", "joined_rows", "levelled"]
+__all__ = ["Rows", "joined_rows", "levelled", "longest_cache"]
 
 # rows that read fewer tokens share a length of their caches
 SHORT = 256
@@ -45,26 +46,36 @@ class Rows:
         return len(self.requests)
 
     def join(self, requests: Sequence[Request], state: State) -> None:
-        """Append rows, with the state of them all."""
-        if self.requests:
-            self.state = joined_rows(self.model, [(self.requests, self.state), (requests, state)])
-        else:
+        """Append rows, with the state of them all, which nobody must use any more."""
+        before, self.requests = self.requests, [*self.requests, *requests]
+        if not before:
             self.state = state
-        self.requests = [*self.requests, *requests]
+        elif _form(state) is not None and _form(state) == _form(self.state):
+            self.state = self.buffers.with_rows(self.state, state)
+            self.after_step()
+        else:
+            self.state = joined_rows(self.model, [(before, self.state), (requests, state)])
 
     def leave(self, gone: Iterable[Request]) -> None:
-        """Remove rows."""
+        """Remove rows; the last ones take their places."""
         gone = set(gone)
         kept = [row for row, request in enumerate(self.requests) if request not in gone]
         if len(kept) == len(self.requests):
             return
-        rest = self.some(kept) if kept else Rows(self.model)
-        self.requests, self.state = rest.requests, rest.state
-        if kept:
-            self.after_step()
+        if not kept:
+            self.requests, self.state, self.buffers = [], None, StateBuffers()
+            return
+        last = iter(reversed(kept))
+        order = [row if self.requests[row] not in gone else next(last) for row in range(len(kept))]
+        ragged = isinstance(self.state, RaggedState)
+        self.state = (
+            rows_of(self.state, torch.tensor(order)) if ragged else self.buffers.with_order(self.state, order)
+        )
+        self.requests = [self.requests[row] for row in order]
+        self.after_step()
 
     def after_step(self) -> None:
-        """Give caches few lengths, after a step of all rows or fewer rows."""
+        """Give caches few lengths, after a step of all rows, or with other rows."""
         self.state = levelled(self.model, self.state, [request.read for request in self.requests])
 
     def of(self, row: int) -> State:
@@ -80,7 +91,7 @@ class Rows:
 
 def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:
     """Return the state of rows that have read these numbers of tokens, with caches of few lengths."""
-    levels = [max(SHORT, number).bit_length() for number in read]
+    levels = [_level(number) for number in read]
     longest: dict[int, int] = {}
     for number, level in zip(read, levels, strict=True):
         longest[level] = max(longest.get(level, 0), number)
@@ -103,6 +114,15 @@ def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:
     return found[0][1] if found[0][0] is every else joined(found)
 
 
+def longest_cache(read: int) -> int:
+    """Return the most steps of the caches of a row that has read so many tokens, among other rows."""
+    return (1 << _level(read)) - 1
+
+
+def _level(read: int) -> int:
+    return max(SHORT, read).bit_length()
+
+
 def joined_rows(model: LanguageModel, parts: Sequence[tuple[Sequence[Request], State]]) -> State:
     """Return the state of the rows of all parts, in their order."""
     first, groups = 0, list[tuple[Tensor, State]]()
@@ -115,3 +135,10 @@ def joined_rows(model: LanguageModel, parts: Sequence[tuple[Sequence[Request], S
         first += len(requests)
     read = [request.read for requests, _ in parts for request in requests]
     return levelled(model, RaggedState(*zip(*groups, strict=True)), read)
+
+
+def _form(state: State) -> list[tuple[torch.Size, torch.dtype]] | None:
+    """Return the shapes of a row and the dtypes of a state's parts; None if they differ between rows."""
+    if isinstance(state, RaggedState):
+        return None
+    return [(part.shape[1:], part.dtype) for part in leaves(state)]
