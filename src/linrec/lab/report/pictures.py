@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from linrec.lab import style
 from linrec.lab.inspection.collect import inspect_model
 from linrec.lab.report.arms import Arm
-from linrec.lab.style import TITLES, LineStyle, score_of
+from linrec.lab.style import TITLES, score_of
 from linrec.lab.tasks import Task, judged_by
 
-SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
+SPLITS: tuple[tuple[str, style.LineStyle], ...] = (("validation", "-"), ("train", ":"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
 # of regressions alone
 ERROR = (("loss", "mean squared error"),)
@@ -54,50 +54,47 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
         >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
         ['cross-entropy (nats)', 'accuracy']
     """
-    objectives = {run.config.task.objective for arm in arms for run in arm.runs}
-    quantities = ERROR if objectives == {"regression"} else PANELS
-    figure, panels = style.stack(len(quantities), height=3.2, sharex=True)
-    drawn = False
-    for axes, (quantity, title) in zip(panels, quantities, strict=True):
-        for index, arm in enumerate(arms):
-            for split, line in SPLITS:
-                steps, seeds = style.interpolated(
-                    [
-                        (record["step"], record.get(quantity))
-                        for record in run.metrics
-                        if record["split"] == split
-                    ]
-                    for run in arm.runs
-                )
-                if seeds:
-                    drawn = True
-                    columns = zip(*seeds, strict=True)
-                    style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
-        style.finish_axes(axes, y=title)
-        tasks = {run.config.task for arm in arms for run in arm.runs}
-        for level, name in sorted(filter(None, (_chance(task, quantity) for task in tasks))):
-            style.mark_level(axes, level, name)
-    if quantities is ERROR:
+    regressions = {run.config.task.objective for arm in arms for run in arm.runs} == {"regression"}
+    quantities = ERROR if regressions else PANELS
+    tasks = {run.config.task for arm in arms for run in arm.runs}
+    panels = []
+    for quantity, title in quantities:
+        lines = [
+            style.Line(*_curve(arm, split, quantity), place, line)
+            for place, arm in enumerate(arms)
+            for split, line in SPLITS
+        ]
+        levels = sorted(filter(None, (_chance(task, quantity) for task in tasks)))
         # errors fall by powers of ten
-        panels[0].set_yscale("log")
-    else:
-        panels[-1].set_ylim(bottom=0)
-    panels[-1].set_xlabel("step", fontsize=style.LETTERS)
-
+        panels.append(style.Panel(lines, "", title, levels, log=regressions))
+    if not any(line.x for panel in panels for line in panel.lines):
+        return None
+    panels[-1] = panels[-1]._replace(x="step")
+    figure = style.draw_panels(panels, height=3.2, sharex=True)
+    if not regressions:
+        figure.axes[-1].set_ylim(bottom=0)
     handles = [
         Line2D([], [], color=style.colour(index), linewidth=2.5, label=arm.label)
         for index, arm in enumerate(arms)
     ]
     handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
     style.add_legend(figure, handles)
-    return figure if drawn else None
+    return figure
 
 
-def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
-    """Return the score of a guess and its name: uniform over classes, or a constant for real numbers."""
+def _curve(arm: Arm, split: str, quantity: str) -> tuple[list[float], list[list[float]]]:
+    """Return a quantity that the runs of an arm logged."""
+    return style.interpolated(
+        [(record["step"], record.get(quantity)) for record in run.metrics if record["split"] == split]
+        for run in arm.runs
+    )
+
+
+def _chance(task: Task, quantity: str) -> style.Level | None:
+    """Return the score of a guess: uniform over classes, or a constant for real numbers."""
     if task.objective == "regression":
-        return (task.chance, "a constant") if quantity == "loss" else None
-    return task.chance if quantity == "accuracy" else -math.log(task.chance), "chance"
+        return style.Level(task.chance, "a constant") if quantity == "loss" else None
+    return style.Level(task.chance if quantity == "accuracy" else -math.log(task.chance), "chance")
 
 
 def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
@@ -130,29 +127,29 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     if not any(curves):
         return None
     chances = sorted({run.config.task.chance for arm in arms for run in arm.runs})
-    figure, (axes,) = style.stack(1, height=3.7)
-    for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
-        if members:
-            spans, rows = _in_bins(members)
-            columns = zip(*rows, strict=True)
-            style.draw_mean_and_range(axes, spans, columns, colour=style.colour(index), label=arm.label)
+    lines = [
+        style.Line(*_in_bins(members), place, label=arm.label)
+        for place, (arm, members) in enumerate(zip(arms, curves, strict=True))
+        if members
+    ]
+    panel = style.Panel(lines, "required memory span (numbers since the reset)", "test accuracy")
+    figure = style.draw_panels([panel], height=3.7)
+    (axes,) = figure.axes
     for chance in chances:
         label = f"chance {chance:.3g}"
         axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=label)
-    style.finish_axes(axes, x="required memory span (numbers since the reset)", y="test accuracy")
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, _visible(curves, floor=chances[0] + LEARNED * (1 - chances[0])))
     style.add_legend(figure, axes.lines)
     return figure
 
 
-def _in_bins(curves: Sequence[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:
+def _in_bins(curves: Sequence[dict[str, Any]]) -> tuple[list[float], list[tuple[float, ...]]]:
     # runs of an arm differ in their bins only where the task's seed differs too, and then only far out
     width = curves[0]["width"]
     columns = zip(*(curve["accuracy"] for curve in curves), strict=False)
-    present = [i for i, column in enumerate(columns) if None not in column]
-    middles = [width * i + (width + 1) / 2 for i in present]
-    return middles, [[curve["accuracy"][i] for i in present] for curve in curves]
+    present = [(i, column) for i, column in enumerate(columns) if None not in column]
+    return [width * i + (width + 1) / 2 for i, _ in present], [column for _, column in present]
 
 
 def _visible(curves: Sequence[Sequence[dict[str, Any]]], *, floor: float) -> float:
@@ -202,11 +199,10 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
     if len(points) < FEWEST or any(len(arm.settings) > 1 for arm in arms):
         return None
     points.sort(key=lambda point: point[0])
-    places, columns = range(len(points)), [scores for _, scores, _ in points]
-    figure, (axes,) = style.stack(1, height=3.2)
-    style.draw_mean_and_range(axes, places, columns, colour=style.colour(0), marker="o")
-    style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
-    axes.set_xticks(places, [str(number) for number, _, _ in points])
+    line = style.Line(range(len(points)), [scores for _, scores, _ in points], 0, marker="o")
+    name = next(iter(arms[0].settings)).rpartition(".")[2]
+    figure = style.draw_panels([style.Panel([line], name, points[0][2])], height=3.2)
+    figure.axes[0].set_xticks(line.x, [str(number) for number, _, _ in points])
     return figure
 
 
