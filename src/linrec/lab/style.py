@@ -14,8 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from linrec.files import replacing
 
@@ -211,6 +213,13 @@ def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[fl
         if not kept or place(tick) - place(kept[-1]) >= room:
             kept.append(tick)
     return kept
+
+
+def draw_channels(axes: Axes, values: NDArray[np.floating], **colours: Any) -> AxesImage:
+    """Draw values (channels, steps) as colours, the first channel on top."""
+    channels, length = values.shape
+    extent = (-0.5, length - 0.5, channels, 0)
+    return axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **colours)
 
 
 def mark_level(axes: Axes, level: Level) -> None:

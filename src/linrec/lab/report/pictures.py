@@ -1,19 +1,18 @@
 """Pictures of a report: learning curves, accuracy by span, score by a number, and state transitions."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from torch import Tensor, nn
+from torch import Tensor
 
 from linrec.lab import style
-from linrec.lab.inspection.collect import inspect_model
+from linrec.lab.inspection.collect import Layer
 from linrec.lab.report.arms import Arm
 from linrec.lab.style import TITLES, score_of
 from linrec.lab.tasks import Task, judged_by
@@ -206,95 +205,33 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
     return figure
 
 
-@dataclass(frozen=True, eq=False)
-class Magnitudes:
-    """Magnitudes |a| of all state transitions of a model over one sequence.
-
-    Attributes:
-        layers: one tensor per layer that has transitions, shape (t, channels), in [0, 1].
-        resets: where the sequence has a reset token, shape (t,), bool.
-        names: names of these layers, as `inspect_model` counts them; None counts from 1.
-    """
-
-    layers: tuple[Float[Tensor, "t c"], ...]
-    resets: Bool[Tensor, "t"]
-    names: tuple[str, ...] | None = None
-
-    @property
-    def mean(self) -> Float[Tensor, "t"]:
-        """Average over channels, then over layers."""
-        return torch.stack([layer.mean(1) for layer in self.layers]).mean(0)
-
-    @property
-    def at_resets(self) -> float:
-        """Average of `mean` over the steps that are resets; NaN without resets."""
-        return float(self.mean[self.resets].mean())
-
-    @property
-    def elsewhere(self) -> float:
-        """Average of `mean` over all other steps."""
-        return float(self.mean[~self.resets].mean())
-
-
-def transition_magnitudes(
-    model: nn.Module, tokens: Int64[Tensor, "t"], reset_token: int | None
-) -> Magnitudes | None:
-    """Run a model over one sequence and collect |a_n| of every layer that has state transitions.
-
-    Args:
-        model: a module that contains mixers and maps tokens (b, t).
-        tokens: the sequence, shape (t,), int64.
-        reset_token: the token to mark; None marks nothing.
-
-    Returns:
-        The magnitudes, constant in time where the transition is; None where the model has no transitions.
-
-    Source: GateLoop (Katsch 2023), figure 5.
-
-    Example:
-        >>> from linrec.models import LanguageModel, ModelConfig
-        >>> model = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=2))
-        >>> found = transition_magnitudes(model, torch.tensor([1, 5, 2, 0]), reset_token=5)
-        >>> len(found.layers), found.layers[0].shape, found.resets.tolist()
-        (2, torch.Size([4, 8]), [False, True, False, False])
-    """
-    layers = [
-        (layer.name, layer.magnitude)
-        for layer in inspect_model(model, tokens[None], token_mixing=False)
-        if layer.magnitude is not None
-    ]
-    if not layers:
-        return None
-    # (1, t, c) where data-controlled, (c,) where fixed
-    magnitudes = (magnitude.expand(1, len(tokens), -1)[0] for _, magnitude in layers)
-    found = tokens.cpu()
-    resets = torch.zeros_like(found, dtype=torch.bool) if reset_token is None else found == reset_token
-    return Magnitudes(tuple(magnitudes), resets, tuple(name for name, _ in layers))
-
-
-def draw_transitions(magnitudes: Magnitudes) -> Figure:
+def draw_transitions(layers: Sequence[Layer], resets: Bool[Tensor, "t"]) -> Figure | None:
     """Draw the magnitudes of every layer over time, and their average over channels and layers below.
 
     Channels are sorted by their average, largest on top. Resets are marked above and below each layer, where
-    a mark covers no value, and by lines in the average. On the right, the steps around one
-    reset.
+    a mark covers no value, and by lines in the average. On the right, the steps around one reset.
 
     Args:
-        magnitudes: magnitudes of one sequence, from `transition_magnitudes`.
+        layers: layers of a sequence of t steps, from `linrec.lab.inspection.inspect_model`.
+        resets: the steps to mark, shape (t,), bool.
+
+    Returns:
+        The picture; None where no layer has transitions.
 
     Source: GateLoop (Katsch 2023), figure 5.
 
     Example:
-        >>> layers = (torch.rand(20, 4), torch.rand(20, 4))
-        >>> figure = draw_transitions(Magnitudes(layers, torch.arange(20) == 7))
+        >>> figure = draw_transitions([Layer("1", torch.rand(1, 20, 4))], torch.arange(20) == 7)
         >>> figure.axes[0].get_ylabel().split("\\n")
         ['layer 1', '4 channels']
     """
-    n_layers, length = len(magnitudes.layers), len(magnitudes.resets)
-    resets = magnitudes.resets.nonzero()[:, 0].tolist()
-    windows = [(0, length)]
-    if resets:
-        middle = _loneliest(resets, length)
+    length, marked = len(resets), resets.nonzero()[:, 0].tolist()
+    magnitudes = by_layer(layers, length)
+    if not magnitudes:
+        return None
+    n_layers, windows = len(magnitudes), [(0, length)]
+    if marked:
+        middle = _loneliest(marked, length)
         windows.append((max(0, middle - AROUND), min(length, middle + AROUND + 1)))
 
     figure = style.make_figure(height=1.3 * n_layers + 1.9)
@@ -302,30 +239,20 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
     panels = figure.subplots(
         n_layers + 1, len(windows), sharex="col", sharey="row", squeeze=False, width_ratios=widths
     )
-    for row, layer in zip(panels, magnitudes.layers, strict=False):
-        largest_first = layer.mean(0).argsort(descending=True, stable=True)
+    for row, (name, magnitude) in zip(panels, magnitudes.items(), strict=False):
+        largest_first = magnitude.mean(0).argsort(descending=True, stable=True)
         for axes in row:
-            axes.imshow(
-                layer[:, largest_first].T.numpy(),
-                aspect="auto",
-                interpolation="nearest",
-                cmap="viridis",
-                vmin=0,
-                vmax=1,
-                extent=(-0.5, length - 0.5, layer.shape[1], 0),
-            )
-            _mark_resets(axes, resets)
-    names = magnitudes.names or range(1, n_layers + 1)
-    for name, layer, axes in zip(names, magnitudes.layers, panels[:-1, 0], strict=True):
-        axes.set_ylabel(f"layer {name}\n{layer.shape[1]} channels", fontsize=style.LETTERS)
-        axes.set_yticks([])
+            style.draw_channels(axes, magnitude[:, largest_first].T.numpy(), cmap="viridis", vmin=0, vmax=1)
+            _mark_resets(axes, marked)
+        row[0].set_ylabel(f"layer {name}\n{magnitude.shape[1]} channels", fontsize=style.LETTERS)
+        row[0].set_yticks([])
     for axes, (start, end) in zip(panels[-1], windows, strict=True):
-        axes.plot(magnitudes.mean.numpy(), color="black", linewidth=1.0)
-        for reset in resets:
+        axes.plot(average(magnitudes).numpy(), color="black", linewidth=1.0)
+        for reset in marked:
             axes.axvline(reset, color=RESET, linewidth=0.9, zorder=1.5)
         axes.set_ylim(0, 1)
         style.finish_axes(axes, x="step")
-        _mark_resets(axes, resets)
+        _mark_resets(axes, marked)
         # last, because ticks widen the limits
         axes.set_xlim(start - 0.5, end - 0.5)
     panels[-1, 0].set_ylabel("average", fontsize=style.LETTERS)
@@ -335,6 +262,18 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
     bar.set_label("magnitude of the state transition |a|", fontsize=style.LETTERS)
     bar.ax.tick_params(labelsize=style.LETTERS - 1)
     return figure
+
+
+def by_layer(layers: Sequence[Layer], length: int) -> dict[str, Float[Tensor, "t c"]]:
+    """Return the magnitudes of the first sequence by layer, without the layers that have no transitions."""
+    found = {layer.name: layer.magnitude for layer in layers if layer.magnitude is not None}
+    # (b, t, c) where data-controlled, (c,) where fixed
+    return {name: magnitude.expand(1, length, -1)[0] for name, magnitude in found.items()}
+
+
+def average(magnitudes: Mapping[str, Float[Tensor, "t c"]]) -> Float[Tensor, "t"]:
+    """Return the average over channels, then over layers."""
+    return torch.stack([magnitude.mean(1) for magnitude in magnitudes.values()]).mean(0)
 
 
 def _loneliest(resets: list[int], length: int) -> int:

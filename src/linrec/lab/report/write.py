@@ -11,15 +11,17 @@ import torch
 from linrec import __version__
 from linrec.errors import DataError
 from linrec.files import write_text
+from linrec.lab.inspection.collect import inspect_model
 from linrec.lab.pages import Block, Gallery, Picture, Table, Text, render
 from linrec.lab.report.arms import Arm, Comparison, compare_arms, group_runs
 from linrec.lab.report.collect import is_language_model, sample_text
 from linrec.lab.report.pictures import (
+    average,
+    by_layer,
     draw_accuracy_by_span,
     draw_learning_curves,
     draw_score_by_number,
     draw_transitions,
-    transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
 from linrec.lab.style import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in
@@ -209,23 +211,27 @@ def _transitions(arm: Arm, missing: list[str]) -> Picture | None:
     for run in arm.runs:
         try:
             model, task = run.model(), run.config.task
-            tokens = task.split("test").rows(torch.tensor([0])).inputs[0]
+            tokens = task.split("test").rows(torch.tensor([0])).inputs[:1]
         except (TrainError, DataError) as error:
             missing.append(f"No transitions of {run.path} to draw: {error}")
             continue
-        magnitudes = transition_magnitudes(model, tokens, task.reset_token)
-        if magnitudes is None:
+        layers = inspect_model(model, tokens, token_mixing=False)
+        # a task without resets has no such token
+        resets = torch.eq(tokens[0], -1 if task.reset_token is None else task.reset_token)
+        figure = draw_transitions(layers, resets)
+        if figure is None:
             mixer = spelled(run.config.model.mixer_pattern)
             missing.append(f"The mixer {mixer!r} has no state transitions to draw.")
             return None
         caption = f"{MAGNITUDES} Seed {run.config.loop.seed}."
-        if magnitudes.resets.any():
+        if resets.any():
+            mean = average(by_layer(layers, len(resets)))
             caption += (
                 " Orange marks are resets. The average over channels and layers is "
-                f"{magnitudes.at_resets:.3f} at resets and {magnitudes.elsewhere:.3f} elsewhere."
+                f"{mean[resets].mean():.3f} at resets and {mean[~resets].mean():.3f} elsewhere."
             )
         title = f"State transitions ({arm.label})"
-        return Picture(f"transitions-{arm.slug}", title, caption, draw_transitions(magnitudes))
+        return Picture(f"transitions-{arm.slug}", title, caption, figure)
     return None
 
 
