@@ -1,10 +1,8 @@
 """Jobs: an entry of a suite, a mixer and a seed, at the width at which models have equal parameters."""
 
-import bisect
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -359,16 +357,15 @@ def with_parameters(config: Model, n: int) -> Model:
             # any exception: users' mixers may use `assert` to check that the heads divide the width
             return None
 
-    def at_least(place: int) -> int:
-        # the parameters at the first width from `place` on that the mixer supports
-        counts = (parameters(wider) for wider in coarse[place:])
-        return next((count for count in counts if count is not None), sys.maxsize)
-
-    coarse = [STEP, *range(COARSE, WIDEST + 1, COARSE)]
-    place = bisect.bisect_left(range(len(coarse)), n, key=at_least)
-    # the nearest width is between this coarse width and the coarse width before it
-    widest = next((width for width in coarse[place:] if parameters(width) is not None), WIDEST)
-    narrowest = next((width for width in reversed(coarse[:place]) if parameters(width) is not None), STEP)
+    # the nearest width is between the first of these widths that has enough parameters and the width before it
+    narrowest, widest = STEP, WIDEST
+    for width in (STEP, *range(COARSE, WIDEST + 1, COARSE)):
+        count = parameters(width)
+        if count is not None and count >= n:
+            widest = width
+            break
+        if count is not None:
+            narrowest = width
     between = range(narrowest, widest + 1, STEP)
     possible = [width for width in reversed(between) if parameters(width) is not None]
     if not possible:
