@@ -357,7 +357,7 @@ def with_parameters(config: Model, n: int) -> Model:
             # any exception: users' mixers may use `assert` to check that the heads divide the width
             return None
 
-    # the nearest width is between the first of these widths that has enough parameters and the width before it
+    # the nearest width is between the first of these with enough parameters and the one before it
     narrowest, widest = STEP, WIDEST
     for width in (STEP, *range(COARSE, WIDEST + 1, COARSE)):
         count = parameters(width)
