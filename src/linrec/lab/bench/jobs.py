@@ -162,7 +162,7 @@ def make_jobs(
         ['gla', 'gla(n_heads=2)']
     """
     variants = _variants(mixers)
-    built: list[tuple[Entry, str, TrainConfig, Sizes | None, tuple[str, str] | None]] = []
+    jobs: list[Job] = []
     unfit: dict[str, list[Exception]] = {variant.label: [] for variant in variants}
     for entry in entries:
         recipe, missing = _prepared(entry)
@@ -185,18 +185,14 @@ def make_jobs(
                 except Exception as error:
                     unfit[variant.label].append(error)
                     ended = (FAILED, _unbuilt(error))
-            built.append((entry, variant.label, replace(recipe, model=model), found, ended))
+            for seed in seeds:
+                config = replace(recipe, model=model, loop=replace(recipe.loop, seed=seed))
+                jobs.append(Job(entry.name, variant.label, seed, config, found, ended=ended))
     for label, errors in unfit.items():
         # a mixer that fits no task is a user error, better reported before the suite starts
         if errors and len(errors) == len(entries):
             raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
-    return [
-        Job(
-            entry.name, mixer, seed, replace(config, loop=replace(config.loop, seed=seed)), found, ended=ended
-        )
-        for seed in seeds
-        for entry, mixer, config, found, ended in built
-    ]
+    return sorted(jobs, key=lambda job: seeds.index(job.seed))
 
 
 def make_stream_jobs(

@@ -14,8 +14,8 @@ from torch import Tensor
 from linrec.lab import style
 from linrec.lab.inspection.collect import Layer
 from linrec.lab.report.arms import Arm
-from linrec.lab.style import TITLES, score_of
-from linrec.lab.tasks import Task, judged_by
+from linrec.lab.style import TITLES
+from linrec.lab.tasks import Task
 
 SPLITS: tuple[tuple[str, style.LineStyle], ...] = (("validation", "-"), ("train", ":"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
@@ -187,14 +187,12 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
     """
     points = []
     for arm in arms:
-        metric = judged_by(arm.runs[0].config.task)
-        scores = [score for result in arm.results if (score := score_of(metric, result)) is not None]
         number = next(iter(arm.settings.values()), None)
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             return None
-        finite = [score for score, _ in scores if math.isfinite(score)]
+        finite = [score for score, _ in arm.scores if math.isfinite(score)]
         if finite:
-            points.append((number, finite, f"{scores[0][1]} {TITLES[metric]}"))
+            points.append((number, finite, f"{arm.scores[0][1]} {TITLES[arm.metric]}"))
     if len(points) < FEWEST or any(len(arm.settings) > 1 for arm in arms):
         return None
     points.sort(key=lambda point: point[0])

@@ -148,7 +148,7 @@ def _section(title: str, table: Table, note: str = "") -> list[Block]:
 
 def means(arm: Arm) -> dict[str, str]:
     """Return the scores of an arm: accuracies, squared errors, or perplexities and a loss per token."""
-    by = judged_by(arm.runs[0].config.task)
+    by = arm.metric
     told = {
         f"{split} {TITLES[by]}": format_mean_and_spread(
             [score for result in arm.results if (score := score_in(by, result[split])) is not None],
@@ -192,7 +192,7 @@ def _pictures(arms: Sequence[Arm], missing: list[str]) -> list[Picture]:
     shown = "Loss and accuracy" if classifies else "Mean squared error"
     curves, spans = draw_learning_curves(arms), draw_accuracy_by_span(arms)
     number = draw_score_by_number(arms)
-    counts_right = [arm for arm in arms if judged_by(arm.runs[0].config.task) == "accuracy"]
+    counts_right = [arm for arm in arms if arm.metric == "accuracy"]
     if curves is None:
         missing.append("No run has logged anything yet, so there are no learning curves.")
     if spans is None and any(arm.results for arm in counts_right):
