@@ -28,9 +28,10 @@ FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3
 TITLES = {"accuracy": "accuracy", "mse": "mean squared error", "perplexity": "perplexity"}
 
 
-LineStyle: TypeAlias = Literal["", "-", ":", "--"]
+LineStyle: TypeAlias = Literal["-", ":", "--"]
 Dashes: TypeAlias = tuple[int, tuple[int, ...]]
-Marker: TypeAlias = Literal["", "o", "s"]
+Kind: TypeAlias = Literal["line", "dotted", "marked", "points"]
+"""How an arm is drawn: "marked" is a line with points, "points" has a point for each seed and no line."""
 
 # Okabe and Ito's palette without its yellow, which is too light for lines on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -93,9 +94,17 @@ def format_mean_and_spread(values: Sequence[float], mean_format: str = ",.3f") -
     return f"{written} ± {format(spread, mean_format)}"
 
 
-def colour(index: int) -> str:
-    """Return the colour of arm number `index`; after seven arms they repeat."""
-    return COLOURS[index % len(COLOURS)]
+def colour(arm: int) -> str:
+    """Return the colour of arm number `arm`; after seven arms they repeat."""
+    return COLOURS[arm % len(COLOURS)]
+
+
+def look(arm: int, kind: Kind = "line") -> dict[str, Any]:
+    """Return the colour, the line and the point of an arm; arms of one colour differ in the last two."""
+    dashes, point = ("-", "o") if arm < len(COLOURS) else ("--", "s")
+    linestyle = {"dotted": ":", "points": ""}.get(kind, dashes)
+    marker = point if kind in ("marked", "points") else ""
+    return {"color": colour(arm), "linestyle": linestyle, "marker": marker}
 
 
 def make_figure(height: float) -> Figure:
@@ -115,13 +124,12 @@ def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
 
 
 class Line(NamedTuple):
-    """The values of several seeds at each `x`; a line has the colour of arm number `arm`."""
+    """The values of an arm's seeds at each `x`: drawn as their mean, and from lowest to highest as a band."""
 
     x: Sequence[float]
     columns: Sequence[Sequence[float]]
     arm: int
-    style: LineStyle = "-"
-    marker: Marker = ""
+    kind: Kind = "line"
     label: str = ""
 
 
@@ -192,17 +200,16 @@ def interpolated(
 
 
 def _draw_line(axes: Axes, line: Line) -> None:
-    """Draw the mean at each `x`, and lowest to highest as a band; without a style, a point for each value."""
-    look: dict[str, Any] = {"color": colour(line.arm), "marker": line.marker}
-    if not line.style:
+    drawn = look(line.arm, line.kind)
+    if line.kind == "points":
         for x, column in zip(line.x, line.columns, strict=True):
-            axes.plot([x] * len(column), column, linestyle="", alpha=0.8, **look)
+            axes.plot([x] * len(column), column, alpha=0.8, **drawn)
         return
     means = [mean_and_spread(column).mean for column in line.columns]
-    axes.plot(line.x, means, line.style, linewidth=1.6, label=line.label, **look)
+    axes.plot(line.x, means, linewidth=1.6, label=line.label, **drawn)
     if any(len(column) > 1 for column in line.columns):
         lowest, highest = [*map(min, line.columns)], [*map(max, line.columns)]
-        axes.fill_between(line.x, lowest, highest, color=look["color"], alpha=0.2, linewidth=0)
+        axes.fill_between(line.x, lowest, highest, color=colour(line.arm), alpha=0.2, linewidth=0)
 
 
 def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[float]:
@@ -243,8 +250,12 @@ def mark_level(axes: Axes, level: Level) -> None:
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Put a legend above the axes, as wide as the picture; longer labels break at spaces."""
+    """Put a legend above the axes, at most as wide as the picture; longer labels break at spaces."""
     canvas = FigureCanvasAgg(figure)
+
+    def width() -> float:
+        return legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
+
     for n_columns in range(min(4, len(handles)), 0, -1):
         legend = figure.legend(
             handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
@@ -253,15 +264,15 @@ def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
         for text in texts:
             # a dollar sign in a name begins no formula
             text.set_parse_math(False)
-        wide = legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
-        if wide <= 1:
-            break
-        if n_columns == 1:
-            longest = int(max(len(text.get_text()) for text in texts) / wide)
-            for text in texts:
-                text.set_text(textwrap.fill(text.get_text(), longest, break_on_hyphens=False))
+        if n_columns == 1 or width() <= 1:
             break
         legend.remove()
+    labels = [text.get_text() for text in texts]
+    longest = max(map(len, labels))
+    while (wide := width()) > 1:
+        longest = int(longest / wide)
+        for text, label in zip(texts, labels, strict=True):
+            text.set_text(textwrap.fill(label, longest, break_on_hyphens=False))
     lines = [text.get_text().count("\n") + 1 for text in texts]
     # matplotlib fills one column after the other
     n_rows = -(-len(lines) // n_columns) if max(lines, default=1) == 1 else sum(lines)

@@ -112,6 +112,18 @@ def test_names_with_dollars_are_no_formulas(make_run):
         draw(arms).draw_without_rendering()
 
 
+def test_many_arms_with_long_labels_are_told_apart_within_the_picture(make_run):
+    names = [f"{'norm_eps: None, output_norm: none, ' * 4}{number}" for number in range(9)]
+    arms = _arms(*(make_run(str(n), recipe=name, checkpoint=False) for n, name in enumerate(names)))
+    for draw in (draw_learning_curves, draw_accuracy_by_span):
+        figure = draw(arms)
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().x0 >= 0
+        looks = [(line.get_color(), line.get_linestyle()) for line in legend.get_lines()]
+        assert len(set(looks)) == len(looks)
+
+
 def test_a_score_by_number_has_the_mean_at_each_number_in_their_order(make_run):
     spans = {16: 5, 8: 2, 128: 80}
     made = {

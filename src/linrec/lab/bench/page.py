@@ -189,12 +189,10 @@ def pictures(task: str, table: Sequence[Standing]) -> list[Picture]:
     if "stream" in rows[0]:
         return [_of_stream(task, shown, rows[0]["stream"], metric)]
     known = [(level(rows, task, name), line) for name, line in LEVELS.items()]
-    # the perplexity of the trivial predictor is many times that of a model
-    levels = [
-        style.Level(value, style=line)
-        for value, line in known
-        if value is not None and metric != "perplexity"
-    ]
+    levels = [style.Level(value, style=line) for value, line in known if value is not None]
+    if metric == "perplexity":
+        # that of the trivial predictor is many times that of a model
+        levels = []
     found: list[Picture] = []
 
     def add(name: str, title: str, caption: str, panels: Sequence[style.Panel]) -> None:
@@ -222,30 +220,17 @@ def pictures(task: str, table: Sequence[Standing]) -> list[Picture]:
         if panels:
             add(name, title, caption, panels)
     if len(shown) > 1:
-        ticks = {*map(_state, shown)}
-        points = [
-            style.Line([_state(of)], [of.scores], place, "", _look(place)[1])
-            for place, of in enumerate(shown)
-        ]
-        add(
-            "states",
-            "score by state size",
-            ON_STATES,
-            [style.Panel(points, "state size", metric, levels, ticks)],
-        )
+        lines = _lines(shown, lambda of: ([_state(of)], [of.scores]), "points")
+        panel = style.Panel(lines, "state size", metric, levels, {*map(_state, shown)})
+        add("states", "score by state size", ON_STATES, [panel])
     if speeds := [speed for row in rows for speed in row["speed_by_length"] or ()]:
         lengths = {speed["length"] for speed in speeds}
         units = {"tokens_per_second": (1, "tokens/s"), "step_bytes": (2**20, "MiB of a step")}
-        panels = [
-            style.Panel(
-                _lines(shown, partial(_by_length, name=name, unit=unit), marked=True),
-                *("length", y),
-                ticks=lengths,
-                log=True,
-            )
-            for name, (unit, y) in units.items()
-            if name == "tokens_per_second" or any(speed[name] is not None for speed in speeds)
-        ]
+        panels = []
+        for name, (unit, y) in units.items():
+            if name == "tokens_per_second" or any(speed[name] is not None for speed in speeds):
+                lines = _lines(shown, partial(_by_length, name=name, unit=unit), "marked")
+                panels.append(style.Panel(lines, "length", y, ticks=lengths, log=True))
         add("speed", "speed and memory by length", ON_SPEED, panels)
     return found
 
@@ -270,36 +255,19 @@ Values: TypeAlias = tuple[Sequence[float], Sequence[Sequence[float]]]
 """Places on the x axis, and the values of the seeds at each of these places."""
 
 
-def _look(place: int) -> tuple[style.LineStyle, style.Marker]:
-    """Return the line and the point of a mixer; colours repeat, and then these tell mixers apart."""
-    return ("-", "o") if place < len(style.COLOURS) else ("--", "s")
-
-
 def _lines(
-    shown: Sequence[Standing], values: Callable[[Standing], Values], *, marked: bool = False
+    shown: Sequence[Standing], values: Callable[[Standing], Values], kind: style.Kind = "line"
 ) -> list[style.Line]:
-    """Return a line for every mixer, with points if it is `marked`."""
-    looks = map(_look, range(len(shown)))
-    return [
-        style.Line(*values(standing), place, dashes, point if marked else "")
-        for place, (standing, (dashes, point)) in enumerate(zip(shown, looks, strict=True))
-    ]
+    return [style.Line(*values(standing), place, kind) for place, standing in enumerate(shown)]
 
 
 def _figure(shown: Sequence[Standing], panels: Sequence[style.Panel]) -> Figure:
     """Draw panels with a legend of the mixers."""
     figure = style.draw_panels(panels, height=2.9)
+    kind: style.Kind = "points" if panels[0].lines[0].kind == "points" else "line"
     handles = [
-        Line2D(
-            [],
-            [],
-            color=style.colour(line.arm),
-            linestyle=line.style,
-            # a picture of points alone has them in its legend
-            marker="" if line.style else line.marker,
-            label=short(standing.mixer),
-        )
-        for standing, line in zip(shown, panels[0].lines, strict=True)
+        Line2D([], [], label=short(standing.mixer), **style.look(place, kind))
+        for place, standing in enumerate(shown)
     ]
     style.add_legend(figure, handles)
     return figure

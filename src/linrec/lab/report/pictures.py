@@ -17,7 +17,7 @@ from linrec.lab.report.arms import Arm
 from linrec.lab.style import TITLES
 from linrec.lab.tasks import Task
 
-SPLITS: tuple[tuple[str, style.LineStyle], ...] = (("validation", "-"), ("train", ":"))
+SPLITS: tuple[tuple[str, style.Kind], ...] = (("validation", "line"), ("train", "dotted"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
 # of regressions alone
 ERROR = (("loss", "mean squared error"),)
@@ -59,9 +59,9 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     panels = []
     for quantity, title in quantities:
         lines = [
-            style.Line(*_curve(arm, split, quantity), place, line)
+            style.Line(*_curve(arm, split, quantity), place, kind)
             for place, arm in enumerate(arms)
-            for split, line in SPLITS
+            for split, kind in SPLITS
         ]
         levels = sorted(filter(None, (_chance(task, quantity) for task in tasks)))
         # errors fall by powers of ten
@@ -73,10 +73,11 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
     if not regressions:
         figure.axes[-1].set_ylim(bottom=0)
     handles = [
-        Line2D([], [], color=style.colour(index), linewidth=2.5, label=arm.label)
-        for index, arm in enumerate(arms)
+        Line2D([], [], linewidth=2.5, label=arm.label, **style.look(place)) for place, arm in enumerate(arms)
     ]
-    handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
+    handles += [
+        Line2D([], [], label=split, **{**style.look(0, kind), "color": "black"}) for split, kind in SPLITS
+    ]
     style.add_legend(figure, handles)
     return figure
 
@@ -196,7 +197,7 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
     if len(points) < FEWEST or any(len(arm.settings) > 1 for arm in arms):
         return None
     points.sort(key=lambda point: point[0])
-    line = style.Line(range(len(points)), [scores for _, scores, _ in points], 0, marker="o")
+    line = style.Line(range(len(points)), [scores for _, scores, _ in points], 0, "marked")
     name = next(iter(arms[0].settings)).rpartition(".")[2]
     figure = style.draw_panels([style.Panel([line], name, points[0][2])], height=3.2)
     figure.axes[0].set_xticks(line.x, [str(number) for number, _, _ in points])
