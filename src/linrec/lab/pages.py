@@ -1,5 +1,8 @@
 """Pages as data, written as HTML that is one file, for any screen; and plain text in HTML and Markdown.
 
+Reports, suites and inspections choose the rows of their tables and the lines of their pictures, which
+`linrec.lab.style` draws as panels. A page is a list of blocks, and one template shows every kind of block.
+
 Fields of run folders may come from others and reach pages and model cards, which are passed on. So each stays
 plain text, and local paths lose their folders: the template escapes every value, and cards call `markdown`.
 """
