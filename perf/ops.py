@@ -209,9 +209,6 @@ def draw_growth(results: Record, path: Path) -> Path:
         for one, entry in row.get("passes", {}).items()
         for name, timed in {"linrec": entry, **entry["peers"]}.items()
     ]
-    # earlier files have a list of points
-    for point in results.get("growth", {}).get("points", ()):
-        entries.append((point["pass"], point["implementation"], point["length"], point))
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for one, name, length, timed in entries:
         if "ms" in timed:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from typing_extensions import get_type_hints, is_typeddict
+
 from linrec.errors import RunFolderError, printable
 from linrec.files import read_json, reason
 from linrec.rules import check_integers
@@ -77,7 +79,7 @@ def _check(value: Any, hint: Any, name: str) -> None:
         got = repr(value)
         got = got if len(got) <= 80 else f"{got[:80]}..."
         raise TypeError(f"`{name}` must be {_described(hint)}; got {got}.")
-    if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
+    if dataclasses.is_dataclass(hint) or is_typeddict(hint):
         _check_object(value, hint, f"{name}.")
     elif typing.get_origin(hint) is list:
         for item in value:
@@ -88,7 +90,7 @@ def _check(value: Any, hint: Any, name: str) -> None:
 
 
 def _check_object(value: dict[str, Any], kind: Any, section: str) -> None:
-    hints = typing.get_type_hints(kind)
+    hints = get_type_hints(kind)
     for name in hints:
         if name in getattr(kind, "__required_keys__", ()) and name not in value:
             raise TypeError(f"it has no {section + name!r}.")
@@ -98,7 +100,7 @@ def _check_object(value: dict[str, Any], kind: Any, section: str) -> None:
 def _outer(hint: Any) -> Any:
     """Return the hint without the types of the values inside."""
     origin = typing.get_origin(hint)
-    return origin if origin in (list, dict) else dict if typing.is_typeddict(hint) else hint
+    return origin if origin in (list, dict) else dict if is_typeddict(hint) else hint
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -111,7 +113,7 @@ def _fits(value: Any, hint: Any) -> bool:
         if arguments[-1:] == (...,):
             return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
         return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if hint is dict or origin is dict or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
+    if hint is dict or origin is dict or dataclasses.is_dataclass(hint) or is_typeddict(hint):
         return isinstance(value, dict)
     if hint is list or origin is list:
         return isinstance(value, list)
@@ -136,6 +138,6 @@ def _described(hint: Any) -> str:
         return f"a list{number} ({', '.join(map(_described, inner))})"
     if origin is list:
         return f"a list ({_described(arguments[0])})"
-    if hint is dict or origin is dict or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
+    if hint is dict or origin is dict or dataclasses.is_dataclass(hint) or is_typeddict(hint):
         return "an object"
     return WORDS.get(str if hint is Path else hint, str(hint))

@@ -31,8 +31,8 @@ def run(words: list[str]) -> int:
     n_tokens = len(tokens.labels)
     some = f"the first {n_tokens:,} of" if n_tokens < tokens.of else "all"
     say(f"{tokens.source}: {some} {tokens.of:,} tokens")
-    titles, rows, _ = table(found.layers)
-    show_table(titles, rows)
+    shown = table(found.layers)
+    show_table(shown.head, [[cell.text for cell in row] for row in shown.rows])
     for sentence in found.missing:
         say(sentence)
     say(f"wrote {found.page}")

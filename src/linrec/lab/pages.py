@@ -1,21 +1,24 @@
-"""HTML pages that are one file, for any screen, light or dark; and plain text in HTML and Markdown.
+"""Pages as data, written as HTML that is one file, for any screen; and plain text in HTML and Markdown.
+
+Reports, suites and inspections choose the rows of their tables and the lines of their pictures, which
+`linrec.lab.style` draws as panels. A page is a list of blocks, and one template shows every kind of block.
 
 Fields of run folders may come from others and reach pages and model cards, which are passed on. So each stays
-plain text, and local paths lose their folders: templates escape every value, and cards call `markdown`.
+plain text, and local paths lose their folders: the template escapes every value, and cards call `markdown`.
 """
 
 import base64
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-import linrec
 from linrec.errors import printable
 from linrec.lab import style
 
@@ -28,21 +31,51 @@ BARE = re.compile(rf"""(?<![\w/\\.~<$}}\])])(?:file://)?{_ROOT}[^\s'"<>|,;:=&()\
 MARKS = re.compile(r"[&<>\[\]`*|#!~\\$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\.", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Text:
+    """A heading, a note, or lines; "verbatim" is a text that a model read or wrote, which keeps its paths."""
+
+    block: Literal["heading", "note", "lines", "verbatim"]
+    text: str
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its text, its class in CSS, the value that it is sorted by, and a text to unfold."""
+
+    text: str
+    kind: str = ""
+    value: float | str | None = None
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of cells."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    block: ClassVar = "table"
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str | Cell]], numbers: range | None = None) -> "Table":
+        """Return a table of rows by heading, some of which may lack columns.
+
+        Texts in the columns `numbers` are aligned to the right, by default all but those of the first column.
+        """
+        rows = list(rows)
+        head = list(dict.fromkeys(name for row in rows for name in row))
+        numbers = range(1, len(head)) if numbers is None else numbers
+        kinds = {name: "number" if place in numbers else "" for place, name in enumerate(head)}
+
+        def cell(row: Mapping[str, str | Cell], name: str) -> Cell:
+            found = row.get(name, "")
+            return found if isinstance(found, Cell) else Cell(found, kinds[name])
+
+        return cls(head, [[cell(row, name) for name in head] for row in rows])
+
+
 class Picture(NamedTuple):
-    """A PNG file with its heading and its caption; the page holds the picture itself."""
-
-    path: Path
-    title: str
-    caption: str
-
-    @property
-    def base64(self) -> Markup:
-        """The file as text; marked as safe, because it is long and has no special characters."""
-        return Markup(base64.b64encode(self.path.read_bytes()).decode("ascii"))
-
-
-class Drawing(NamedTuple):
-    """A figure with the name of its file, without suffix, its heading and its caption."""
+    """A figure with its heading, its caption and the name of its file, without suffix; None draws nothing."""
 
     name: str
     title: str
@@ -50,34 +83,51 @@ class Drawing(NamedTuple):
     figure: Figure | None
 
 
-def save_pictures(drawings: Iterable[Drawing], folder: Path) -> list[Picture]:
-    """Write drawings to a folder, without those that have no figure."""
-    return [
-        Picture(style.save(figure, folder / f"{name}.png"), title, caption)
-        for name, title, caption, figure in drawings
-        if figure is not None
-    ]
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures: titles, captions and PNG files in base64; in columns if the page is wide."""
 
-
-class Table(NamedTuple):
-    """A table of plain text; the columns `numbers` are aligned to the right, by default all but the first."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numbers: range
+    pictures: Sequence[tuple[str, str, Markup]]
+    block: ClassVar = "gallery"
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, str]], numbers: range | None = None) -> "Table":
-        """Return a table of rows by heading, some of which may lack columns."""
-        rows = list(rows)
-        head = list(dict.fromkeys(name for row in rows for name in row))
-        cells = [[row.get(name, "") for name in head] for row in rows]
-        return cls(head, cells, range(1, len(head)) if numbers is None else numbers)
+    def saved(cls, pictures: Iterable[Picture], folder: Path) -> "Gallery":
+        """Write pictures to a folder, without those that have no figure."""
+        shown = []
+        for name, title, caption, figure in pictures:
+            if figure is not None:
+                png = style.save(figure, folder / f"{name}.png").read_bytes()
+                # safe, because it is long and has no special characters
+                shown.append((title, caption, Markup(base64.b64encode(png).decode("ascii"))))
+        return cls(shown)
 
 
-def render(template: str, **values: Any) -> str:
-    """Return a whole page from a file in the folder `templates`; each value is shown as `plain` text."""
-    return _templates().get_template(template).render(values, version=linrec.__version__)
+Block: TypeAlias = Text | Table | Gallery
+
+
+def render(
+    title: str,
+    about: str,
+    blocks: Iterable[Block],
+    *,
+    missing: Sequence[str] = (),
+    heading: str | None = None,
+    sortable: bool = False,
+) -> str:
+    """Return a page as HTML; each value is shown as `plain` text.
+
+    Args:
+        title: title of the window.
+        about: a line below the heading.
+        blocks: the content.
+        missing: a sentence for each missing part.
+        heading: heading of the page; None is the title.
+        sortable: whether a reader can sort and filter its table, for which the page is wider.
+    """
+    template = _environment().get_template("page.html")
+    return template.render(
+        title=title, about=about, blocks=blocks, missing=missing, heading=heading or title, sortable=sortable
+    )
 
 
 def without_folders(value: object) -> str:
@@ -104,7 +154,7 @@ def _name(path: re.Match[str]) -> str:
 
 
 @functools.cache
-def _templates() -> Environment:
+def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("linrec.lab"),
         autoescape=True,
@@ -114,7 +164,6 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # a text that a model read or wrote keeps its paths
     made.filters["verbatim"] = lambda text: escape(printable(text))
     made.filters["breakable"] = lambda label: Markup(
         re.sub(r"([(,+:=])", r"\1<wbr>", str(escape(plain(label))))

@@ -6,7 +6,7 @@ Pictures have one size and legible letters, and colours that colour-blind reader
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -14,8 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from linrec.files import replacing
 
@@ -35,7 +37,8 @@ HIGHER_IS_BETTER = ("accuracy", "auc")
 
 LineStyle: TypeAlias = Literal["-", ":", "--"]
 Dashes: TypeAlias = tuple[int, tuple[int, ...]]
-Marker: TypeAlias = Literal["", "o", "s"]
+Kind: TypeAlias = Literal["line", "dotted", "marked", "points"]
+"""How an arm is drawn: "marked" is a line with points, "points" has a point for each seed and no line."""
 
 # Okabe and Ito's palette without its yellow, which is too light for lines on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -103,30 +106,22 @@ def format_mean_and_spread(values: Sequence[float], mean_format: str = ",.3f") -
     return f"{written} ± {format(spread, mean_format)}"
 
 
-def colour(index: int) -> str:
-    """Return the colour of arm number `index`; after seven arms they repeat."""
-    return COLOURS[index % len(COLOURS)]
+def colour(arm: int) -> str:
+    """Return the colour of arm number `arm`; after seven arms they repeat."""
+    return COLOURS[arm % len(COLOURS)]
 
 
-def dashes(index: int) -> LineStyle:
-    """Return the line of arm number `index`, which tells apart the arms of one colour."""
-    return "-" if index < len(COLOURS) else "--"
-
-
-def point(index: int) -> Marker:
-    """Return the point of arm number `index`, which tells apart the arms of one colour."""
-    return "o" if index < len(COLOURS) else "s"
+def look(arm: int, kind: Kind = "line") -> dict[str, Any]:
+    """Return the colour, the line and the point of an arm; arms of one colour differ in the last two."""
+    dashes, point = ("-", "o") if arm < len(COLOURS) else ("--", "s")
+    linestyle = {"dotted": ":", "points": ""}.get(kind, dashes)
+    marker = point if kind in ("marked", "points") else ""
+    return {"color": colour(arm), "linestyle": linestyle, "marker": marker}
 
 
 def make_figure(height: float) -> Figure:
     """Return an empty figure of the common width and of `height` inches, outside pyplot's global state."""
     return Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
-
-
-def stack(n: int, *, height: float, sharex: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure of n panels below each other, for narrow screens, each `height` inches high."""
-    figure = make_figure(height * n)
-    return figure, list(figure.subplots(n, 1, squeeze=False, sharex=sharex)[:, 0])
 
 
 def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
@@ -140,10 +135,67 @@ def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
     axes.set_axisbelow(True)
 
 
+class Line(NamedTuple):
+    """The values of an arm's seeds at each `x`: drawn as their mean, and from lowest to highest as a band."""
+
+    x: Sequence[float]
+    columns: Sequence[Sequence[float]]
+    arm: int
+    kind: Kind = "line"
+    label: str = ""
+
+
+class Level(NamedTuple):
+    """A value that a horizontal line marks, with its name above the right end."""
+
+    value: float
+    name: str = ""
+    style: LineStyle | Dashes = DASHED
+
+
+class Panel(NamedTuple):
+    """Lines over one another; an x axis with `ticks` is logarithmic if these are positive."""
+
+    lines: Sequence[Line]
+    x: str
+    y: str
+    levels: Sequence[Level] = ()
+    ticks: Collection[float] = ()
+    log: bool = False
+
+
+def draw_panels(panels: Sequence[Panel], *, height: float, sharex: bool = False) -> Figure:
+    """Return a figure of panels below each other, for narrow screens, each `height` inches high."""
+    figure = make_figure(height * len(panels))
+    stacked = figure.subplots(len(panels), 1, squeeze=False, sharex=sharex)[:, 0]
+    for panel, axes in zip(panels, stacked, strict=True):
+        for line in panel.lines:
+            if line.x:
+                _draw_line(axes, line)
+        finish_axes(axes, x=panel.x, y=panel.y)
+        if panel.ticks:
+            positive = min(panel.ticks) > 0
+            axes.set_xscale("log" if positive else "linear")
+            axes.minorticks_off()
+            ticks = _apart(panel.ticks, math.log if positive else float)
+            axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        if panel.log:
+            axes.set_yscale("log")
+            lowest, highest = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest / lowest < 100 else (1,)))
+            axes.yaxis.set_major_formatter(
+                EngFormatter(sep="") if highest > 1000 else LogFormatterSciNotation()
+            )
+            axes.yaxis.set_minor_locator(NullLocator())
+        for level in panel.levels:
+            mark_level(axes, level)
+    return figure
+
+
 def interpolated(
     curves: Iterable[Sequence[tuple[float, float | None]]],
 ) -> tuple[list[float], list[list[float]]]:
-    """Return the steps that all curves have, and the values of each curve at these steps.
+    """Return the steps that all curves have, and the values of all curves at each of these steps.
 
     Curves have points (step, value) in order; values between are interpolated linearly. Values that are None
     or not finite, and curves without values, are left out.
@@ -155,35 +207,47 @@ def interpolated(
     first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
     grid = np.unique(np.concatenate([steps for steps, _ in series]))
     grid = grid[(grid >= first) & (grid <= last)]
-    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
+    values = [np.interp(grid, steps, values) for steps, values in series]
+    return grid.tolist(), np.transpose(values).tolist()
 
 
-def draw_mean_and_range(
-    axes: Axes,
-    x: Sequence[float],
-    columns: Iterable[Sequence[float]],
-    *,
-    colour: str,
-    label: str = "",
-    style: LineStyle = "-",
-    marker: Marker = "",
-) -> None:
-    """Draw the mean of the values at each `x` as a line, and their lowest to highest as a band."""
-    columns = list(columns)
-    means = [mean_and_spread(column).mean for column in columns]
-    axes.plot(x, means, style, marker=marker, color=colour, linewidth=1.6, label=label)
-    if any(len(column) > 1 for column in columns):
-        lowest, highest = [min(column) for column in columns], [max(column) for column in columns]
-        axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+def _draw_line(axes: Axes, line: Line) -> None:
+    drawn = look(line.arm, line.kind)
+    if line.kind == "points":
+        for x, column in zip(line.x, line.columns, strict=True):
+            axes.plot([x] * len(column), column, alpha=0.8, **drawn)
+        return
+    means = [mean_and_spread(column).mean for column in line.columns]
+    axes.plot(line.x, means, linewidth=1.6, label=line.label, **drawn)
+    if any(len(column) > 1 for column in line.columns):
+        lowest, highest = [*map(min, line.columns)], [*map(max, line.columns)]
+        axes.fill_between(line.x, lowest, highest, color=colour(line.arm), alpha=0.2, linewidth=0)
 
 
-def mark_level(axes: Axes, level: float, name: str = "", *, line: LineStyle | Dashes = DASHED) -> None:
-    """Draw a line across the axes, with a name above its right end."""
-    axes.axhline(level, color=GREY, linestyle=line, linewidth=1)
-    if name:
+def _apart(ticks: Collection[float], place: Callable[[float], float]) -> list[float]:
+    """Return the ticks whose labels do not overlap, on an axis with `place`: `math.log` or `float`."""
+    room = (place(max(ticks)) - place(min(ticks))) / 7
+    kept: list[float] = []
+    for tick in sorted(set(ticks)):
+        if not kept or place(tick) - place(kept[-1]) >= room:
+            kept.append(tick)
+    return kept
+
+
+def draw_channels(axes: Axes, values: NDArray[np.floating], **colours: Any) -> AxesImage:
+    """Draw values (channels, steps) as colours, the first channel on top."""
+    channels, length = values.shape
+    extent = (-0.5, length - 0.5, channels, 0)
+    return axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **colours)
+
+
+def mark_level(axes: Axes, level: Level) -> None:
+    """Draw a level across the axes."""
+    axes.axhline(level.value, color=GREY, linestyle=level.style, linewidth=1)
+    if level.name:
         axes.annotate(
-            name,
-            (1, level),
+            level.name,
+            (1, level.value),
             xycoords=("axes fraction", "data"),
             xytext=(0, 2),
             textcoords="offset points",
@@ -198,8 +262,12 @@ def mark_level(axes: Axes, level: float, name: str = "", *, line: LineStyle | Da
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Put a legend above the axes, as wide as the picture; longer labels break at spaces."""
+    """Put a legend above the axes, at most as wide as the picture; longer labels break at spaces."""
     canvas = FigureCanvasAgg(figure)
+
+    def width() -> float:
+        return legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
+
     for n_columns in range(min(4, len(handles)), 0, -1):
         legend = figure.legend(
             handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
@@ -208,15 +276,15 @@ def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
         for text in texts:
             # a dollar sign in a name begins no formula
             text.set_parse_math(False)
-        wide = legend.get_window_extent(canvas.get_renderer()).width / figure.bbox.width
-        if wide <= 1:
-            break
-        if n_columns == 1:
-            longest = int(max(len(text.get_text()) for text in texts) / wide)
-            for text in texts:
-                text.set_text(textwrap.fill(text.get_text(), longest, break_on_hyphens=False))
+        if n_columns == 1 or width() <= 1:
             break
         legend.remove()
+    labels = [text.get_text() for text in texts]
+    longest = max(map(len, labels))
+    while (wide := width()) > 1:
+        longest = int(longest / wide)
+        for text, label in zip(texts, labels, strict=True):
+            text.set_text(textwrap.fill(label, longest, break_on_hyphens=False))
     lines = [text.get_text().count("\n") + 1 for text in texts]
     # matplotlib fills one column after the other
     n_rows = -(-len(lines) // n_columns) if max(lines, default=1) == 1 else sum(lines)

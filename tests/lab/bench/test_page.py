@@ -4,7 +4,7 @@ import re
 import pytest
 
 from linrec.lab.bench import write_page
-from linrec.lab.bench.page import drawings
+from linrec.lab.bench.page import pictures
 from linrec.lab.bench.rows import level, standings
 from tests.tiers import thorough
 
@@ -117,7 +117,7 @@ def test_scores_by_noise_begin_with_the_test_split(tmp_path):
     assert other.probes == {}
     assert standing.probes.keys() == levels.keys()
     assert [*standing.probes["noise"].items()] == [(0, [0.5, 0.75]), (0.1, [0.4, 0.4]), (0.3, [0.2, 0.2])]
-    (drawing,) = (drawing for drawing in drawings("copying", table) if drawing.name.endswith("-noise"))
+    (drawing,) = (drawing for drawing in pictures("copying", table) if drawing.name.endswith("-noise"))
     assert drawing.title == "copying: score by noise"
     white, salt = drawing.figure.axes
     assert white.get_xlabel() == "standard deviation of white noise"
@@ -150,7 +150,7 @@ def test_other_scores_than_accuracies(tmp_path, metric):
 def test_many_mixers_with_long_names_are_told_apart():
     long = "transformer_xl(segment_length=24, memory_length=12)@enhanced_recurrence(segment_length=24)"
     names = [long, *(f"gla(n_heads={n}, d_qk={n})" for n in range(1, 14))]
-    for drawing in drawings("copying", standings([row(name) for name in names])):
+    for drawing in pictures("copying", standings([row(name) for name in names])):
         (legend,) = drawing.figure.legends
         drawing.figure.canvas.draw()
         assert legend.get_window_extent().width <= drawing.figure.bbox.width
@@ -164,7 +164,7 @@ def test_many_mixers_with_long_names_are_told_apart():
 def test_the_perplexity_of_the_trivial_predictor_is_not_drawn():
     levels = {"chance": None, "trivial_score": 65.0}
     rows = [row(mixer, metric="perplexity", score=4.0, **levels) for mixer in ("a", "b")]
-    for drawing in drawings("copying", standings(rows)):
+    for drawing in pictures("copying", standings(rows)):
         assert "dotted" not in drawing.caption
         shown = [axes for axes in drawing.figure.axes if axes.get_ylabel() == "perplexity"]
         assert all(axes.get_ylim()[1] < 50 for axes in shown)
@@ -174,7 +174,7 @@ def test_errors_that_differ_by_orders_of_magnitude_have_a_logarithmic_axis():
     rows = [
         row(mixer, metric="mse", curve=[[1, 1.0], [2, loss]]) for mixer, loss in (("a", 1e-6), ("b", 0.1))
     ]
-    (axes,) = drawings("copying", standings(rows))[0].figure.axes
+    (axes,) = pictures("copying", standings(rows))[0].figure.axes
     assert axes.get_yscale() == "log"
     axes.figure.canvas.draw()
     shown = [text.get_text() for text in axes.get_yticklabels() if text.get_text()]

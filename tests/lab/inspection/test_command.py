@@ -108,7 +108,7 @@ def test_the_page_holds_its_pictures_and_its_text() -> None:
         "State transitions, token by token",
     ]
     assert all(source.startswith("data:image/png;base64,") for _, source in pictures)
-    assert "<pre>\na rose is a rose is a rose is a rose is a rose</pre>" in page
+    assert '<pre class="sample">\na rose is a rose is a rose is a rose is a rose</pre>' in page
     assert "linrec inspect hgru --prompt &#39;a rose is" in page and "What is missing" not in page
     names = ["histograms.png", "text.png", "token_mixing.png", "transitions.png"]
     assert sorted(path.name for path in Path("out").iterdir()) == [

@@ -15,9 +15,9 @@ from linrec.cli import main
 from linrec.errors import printable
 from linrec.files import parse_json
 from linrec.lab.evaluation import choose_text, evaluate_run
+from linrec.lab.pages import Text, render
 from linrec.lab.report import collect_runs, write_report
 from linrec.lab.report.collect import _prompt
-from linrec.lab.report.write import Sample, render_page
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train import LoopConfig, TrainConfig, fit, load_run
 from linrec.models import ModelConfig
@@ -166,7 +166,7 @@ def test_a_damaged_sample_of_a_table_is_one_line(made: Path, tmp_path: Path, sam
 
 
 def test_characters_of_html_and_terminals_are_spelt_out() -> None:
-    page = render_page([], [], [], samples=[Sample("arm", 0, {**SAMPLE, "text": "\n<b>\x1b&\n"})])
+    page = render("title", "about", [Text("verbatim", "\n<b>\x1b&\n")])
     assert '<pre class="sample">\n\n&lt;b&gt;\\x1b&amp;\n</pre>' in page
 
 

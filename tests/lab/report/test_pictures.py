@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from linrec.lab.inspection import Layer, inspect_model
 from linrec.lab.report import (
-    Magnitudes,
     draw_accuracy_by_span,
     draw_learning_curves,
     draw_score_by_number,
     draw_transitions,
     group_runs,
-    transition_magnitudes,
 )
 from linrec.lab.style import colour
 from linrec.lab.train import load_run
@@ -113,6 +112,18 @@ def test_names_with_dollars_are_no_formulas(make_run):
         draw(arms).draw_without_rendering()
 
 
+def test_many_arms_with_long_labels_are_told_apart_within_the_picture(make_run):
+    names = [f"{'norm_eps: None, output_norm: none, ' * 4}{number}" for number in range(9)]
+    arms = _arms(*(make_run(str(n), recipe=name, checkpoint=False) for n, name in enumerate(names)))
+    for draw in (draw_learning_curves, draw_accuracy_by_span):
+        figure = draw(arms)
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().x0 >= 0
+        looks = [(line.get_color(), line.get_linestyle()) for line in legend.get_lines()]
+        assert len(set(looks)) == len(looks)
+
+
 def test_a_score_by_number_has_the_mean_at_each_number_in_their_order(make_run):
     spans = {16: 5, 8: 2, 128: 80}
     made = {
@@ -146,62 +157,33 @@ def test_accuracy_by_span_needs_results_by_span(make_run):
     assert draw_accuracy_by_span(_arms(finished)) is None
 
 
-TOKENS = torch.tensor([1, 4, 5, 0, 2, 5, 3])
+def _layers(length, n=3):
+    return [
+        Layer(str(i + 1), torch.rand(1, length, 6, generator=torch.Generator().manual_seed(i)))
+        for i in range(n)
+    ]
 
 
-def _model(**mixer_args):
-    torch.manual_seed(0)
-    return LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=2, mixer_args=mixer_args)).eval()
-
-
-@pytest.mark.parametrize("n_heads", [None, 2])
-def test_magnitudes_are_the_sigmoids_of_the_projection(n_heads):
-    model = _model(n_heads=n_heads)
-    found = transition_magnitudes(model, TOKENS, reset_token=5)
-    assert [layer.shape for layer in found.layers] == [(7, 8), (7, 8)]
-    first = model.blocks[0]
-    x = first.mixer_norm(model.embedding(TOKENS))
-    gamma = torch.nn.functional.linear(x, *first.mixer.transition.magnitude.parameters())
-    torch.testing.assert_close(found.layers[0], torch.sigmoid(gamma))
-    assert found.resets.tolist() == [False, False, True, False, False, True, False]
-    torch.testing.assert_close(found.mean, torch.cat(found.layers, 1).mean(1))
-    assert found.at_resets == pytest.approx(found.mean[[2, 5]].mean().item())
-    assert found.elsewhere == pytest.approx(found.mean[[0, 1, 3, 4, 6]].mean().item())
-
-
-def test_magnitudes_of_a_fixed_transition_are_constant_in_time():
-    model = _model(transition="fixed")
-    found = transition_magnitudes(model, TOKENS, reset_token=None)
-    for layer, mixer in zip(found.layers, model.mixers, strict=True):
-        torch.testing.assert_close(layer, torch.sigmoid(mixer.transition.magnitude.bias).expand(7, 8))
-    assert not found.resets.any()
-
-
-def test_a_model_without_transitions_has_no_magnitudes():
-    model = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=1, mixer="attention")).eval()
-    assert transition_magnitudes(model, TOKENS, reset_token=5) is None
-
-
-def _magnitudes(length, resets):
-    layers = tuple(torch.rand(length, 6, generator=torch.Generator().manual_seed(i)) for i in range(3))
-    return Magnitudes(layers, torch.isin(torch.arange(length), torch.tensor(resets, dtype=torch.int64)))
+def _resets(length, resets):
+    return torch.isin(torch.arange(length), torch.tensor(resets, dtype=torch.int64))
 
 
 def test_transitions_show_every_layer_sorted_and_the_average_with_its_resets():
-    magnitudes = _magnitudes(100, [3, 60, 66])
-    figure = draw_transitions(magnitudes)
+    layers = _layers(100)
+    figure = draw_transitions(layers, _resets(100, [3, 60, 66]))
     *panels, bar = figure.axes
     left, right = panels[0::2], panels[1::2]
     assert len(left) == len(right) == 4
-    for axes, layer in zip(left, magnitudes.layers, strict=False):
+    for axes, layer in zip(left, layers, strict=False):
         drawn = torch.from_numpy(np.array(axes.images[0].get_array()))
         assert drawn.shape == (6, 100)
         assert (drawn.mean(1).diff() <= 0).all()
-        torch.testing.assert_close(drawn.mean(0), layer.mean(1))
+        torch.testing.assert_close(drawn.mean(0), layer.magnitude[0].mean(1))
         assert axes.images[0].get_clim() == (0, 1)
         assert axes.get_xticks(minor=True).tolist() == [3, 60, 66]
     average, *lines = left[-1].lines
-    assert average.get_ydata() == pytest.approx(magnitudes.mean.numpy())
+    mean = torch.cat([layer.magnitude[0] for layer in layers], 1).mean(1)
+    assert average.get_ydata() == pytest.approx(mean.numpy())
     assert [line.get_xdata()[0] for line in lines] == [3, 60, 66]
     assert left[-1].get_xlim() == (-0.5, 99.5)
     # 60 and 66 are 6 apart, 3 is 4 from the start
@@ -209,17 +191,20 @@ def test_transitions_show_every_layer_sorted_and_the_average_with_its_resets():
     assert "|a|" in bar.get_xlabel()
 
 
-def test_transitions_of_a_hybrid_have_the_numbers_of_their_layers():
+def test_transitions_of_a_hybrid_have_the_numbers_of_their_layers_and_fixed_ones_are_constant_in_time():
     config = ModelConfig(vocab_size=6, d_model=8, n_layers=3, mixer=("attention", "gate_loop", "lru"))
-    found = transition_magnitudes(LanguageModel(config).eval(), TOKENS, reset_token=None)
-    assert found.names == ("2", "3")
-    labels = [axes.get_ylabel().split("\n")[0] for axes in draw_transitions(found).axes]
-    assert labels[:2] == ["layer 2", "layer 3"]
+    tokens = torch.tensor([[1, 4, 5, 0, 2, 5, 3]])
+    layers = inspect_model(LanguageModel(config).eval(), tokens, token_mixing=False)
+    axes = draw_transitions(layers, tokens[0] == 5).axes
+    assert [panel.get_ylabel().split("\n")[0] for panel in axes[::2][:2]] == ["layer 2", "layer 3"]
+    fixed = axes[2].images[0].get_array()
+    assert layers[2].magnitude.dim() == 1 and (fixed == fixed[:, :1]).all() and fixed.shape[1] == 7
+    assert draw_transitions(layers[:1], tokens[0] == 5) is None
 
 
 def test_transitions_without_resets_have_nothing_to_enlarge():
-    assert len(draw_transitions(_magnitudes(100, [])).axes) == 3 + 1 + 1
+    assert len(draw_transitions(_layers(100), _resets(100, [])).axes) == 3 + 1 + 1
 
 
 def test_transitions_of_short_sequences_are_enlarged_within_their_ends():
-    assert draw_transitions(_magnitudes(5, [4])).axes[-2].get_xlim() == (-0.5, 4.5)
+    assert draw_transitions(_layers(5), _resets(5, [4])).axes[-2].get_xlim() == (-0.5, 4.5)

@@ -1,10 +1,8 @@
 """Jobs: an entry of a suite, a mixer and a seed, at the width at which models have equal parameters."""
 
-import bisect
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,7 +162,7 @@ def make_jobs(
         ['gla', 'gla(n_heads=2)']
     """
     variants = _variants(mixers)
-    built: list[tuple[Entry, str, TrainConfig, Sizes | None, tuple[str, str] | None]] = []
+    jobs: list[Job] = []
     unfit: dict[str, list[Exception]] = {variant.label: [] for variant in variants}
     for entry in entries:
         recipe, missing = _prepared(entry)
@@ -187,18 +185,14 @@ def make_jobs(
                 except Exception as error:
                     unfit[variant.label].append(error)
                     ended = (FAILED, _unbuilt(error))
-            built.append((entry, variant.label, replace(recipe, model=model), found, ended))
+            for seed in seeds:
+                config = replace(recipe, model=model, loop=replace(recipe.loop, seed=seed))
+                jobs.append(Job(entry.name, variant.label, seed, config, found, ended=ended))
     for label, errors in unfit.items():
         # a mixer that fits no task is a user error, better reported before the suite starts
         if errors and len(errors) == len(entries):
             raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
-    return [
-        Job(
-            entry.name, mixer, seed, replace(config, loop=replace(config.loop, seed=seed)), found, ended=ended
-        )
-        for seed in seeds
-        for entry, mixer, config, found, ended in built
-    ]
+    return sorted(jobs, key=lambda job: seeds.index(job.seed))
 
 
 def make_stream_jobs(
@@ -359,16 +353,15 @@ def with_parameters(config: Model, n: int) -> Model:
             # any exception: users' mixers may use `assert` to check that the heads divide the width
             return None
 
-    def at_least(place: int) -> int:
-        # the parameters at the first width from `place` on that the mixer supports
-        counts = (parameters(wider) for wider in coarse[place:])
-        return next((count for count in counts if count is not None), sys.maxsize)
-
-    coarse = [STEP, *range(COARSE, WIDEST + 1, COARSE)]
-    place = bisect.bisect_left(range(len(coarse)), n, key=at_least)
-    # the nearest width is between this coarse width and the coarse width before it
-    widest = next((width for width in coarse[place:] if parameters(width) is not None), WIDEST)
-    narrowest = next((width for width in reversed(coarse[:place]) if parameters(width) is not None), STEP)
+    # the nearest width is between the first of these with enough parameters and the one before it
+    narrowest, widest = STEP, WIDEST
+    for width in (STEP, *range(COARSE, WIDEST + 1, COARSE)):
+        count = parameters(width)
+        if count is not None and count >= n:
+            widest = width
+            break
+        if count is not None:
+            narrowest = width
     between = range(narrowest, widest + 1, STEP)
     possible = [width for width in reversed(between) if parameters(width) is not None]
     if not possible:

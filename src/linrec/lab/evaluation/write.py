@@ -279,7 +279,8 @@ def draw_perplexity(scores: Sequence[Score], trained: int) -> Figure:
     lengths = [score.length for score in scores if score.length is not None]
     perplexities = [score.perplexity for score in scores if score.length is not None]
     finite = [score.perplexity for score in scores if math.isfinite(score.perplexity)]
-    figure, (axes,) = style.stack(1, height=3.4)
+    figure = style.make_figure(height=3.4)
+    axes = figure.subplots()
     axes.plot(lengths, perplexities, "o-", color=style.colour(0), markersize=4, label="windows")
     mark = f"length in training: {trained:,}"
     axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=mark)

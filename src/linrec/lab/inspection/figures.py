@@ -174,19 +174,13 @@ def _draw_channels(axes: Axes, layer: Layer, kind: str, n_steps: int | None, spa
     assert steps is not None
     longest_first = np.argsort(-time_scales(layer), kind="stable")
     values = steps[0, :n_steps].double().numpy()[:, longest_first].T
-    n_channels, length = values.shape
+    n_channels = len(values)
     options: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": 1}
     if kind == "phase":
         values = np.angle(np.exp(1j * values))
         # a cyclic colour map has equal colours at both ends, which is right only for the full circle
         options = {"cmap": "twilight_shifted" if span == math.pi else "RdBu_r", "vmin": -span, "vmax": span}
-    image = axes.imshow(
-        values,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(-0.5, length - 0.5, n_channels, 0),
-        **options,
-    )
+    image = style.draw_channels(axes, values, **options)
     style.finish_axes(axes)
     axes.grid(False)
     axes.set_yticks([0, n_channels], ["1", str(n_channels)])

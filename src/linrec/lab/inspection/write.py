@@ -16,6 +16,7 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linrec import __version__
 from linrec.files import make_subfolder, write_text
 from linrec.lab.evaluation import choose_text
 from linrec.lab.inspection.collect import (
@@ -28,7 +29,7 @@ from linrec.lab.inspection.collect import (
     time_scales,
 )
 from linrec.lab.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
-from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
+from linrec.lab.pages import Block, Gallery, Picture, Table, Text, render
 from linrec.lab.tasks import LanguageModeling, SourcedTask, SplitName
 from linrec.lab.tasks.base import Task
 from linrec.lab.train import ConfigError, Run, RunFolderError
@@ -49,6 +50,16 @@ NO_TEXT = "∎"
 UNKNOWN = "\ufffd"
 # longer names of tokens are truncated
 LETTERS = 12
+ON_COLUMNS = {
+    "mean": (
+        "Forget values are the magnitudes |a| of the state transitions. A channel's time scale is the number "
+        "of steps after which its state has decayed to 1/e."
+    ),
+    "reach": (
+        "Reach is the mean distance between a token and the tokens that it depends on, in tokens, weighted "
+        "by the token-mixing matrix."
+    ),
+}
 HISTOGRAMS = (
     "Histograms of the forget values over tokens and channels (HGRN, figures 2 and 3). The solid black line "
     "is the mean, the dashed line the median."
@@ -214,25 +225,35 @@ def write_inspection(
         if out is None:
             make_subfolder(run.path, FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        pictures, missing = _draw(layers, tokens, folder)
+        missing: list[str] = []
+        pictures = Gallery.saved(_pictures(layers, tokens, missing), folder)
+        listed = table(layers)
         some = (
             f"{n_tokens:,} tokens"
             if n_tokens == tokens.of
             else f"its first {n_tokens:,} of {tokens.of:,} tokens"
         )
+        source, n_layers = f"{tokens.source}, {some}", run.config.model.n_layers
+        about = f"{n_layers} layers of {mixer} on {source} · written by linrec {__version__}"
+        blocks: list[Block] = [
+            Text("heading", "Layers"),
+            listed,
+            Text("note", " ".join(told for column, told in ON_COLUMNS.items() if column in listed.head)),
+            pictures,
+            *(
+                [Text("heading", "Tokens"), Text("lines", " ".join(tokens.labels))]
+                if tokens.text is None
+                else [Text("heading", "Text"), Text("verbatim", tokens.text)]
+            ),
+            *([] if command is None else [Text("heading", "Command"), Text("lines", command)]),
+        ]
+        title = run.config.name
         page = render(
-            "inspection.html",
-            title=run.config.name,
-            program=" – linrec inspect",
-            n_layers=run.config.model.n_layers,
-            mixer=mixer,
-            source=f"{tokens.source}, {some}",
-            sentences=missing,
-            layers=table(layers),
-            pictures=pictures,
-            text=tokens.text,
-            labels=" ".join(tokens.labels),
-            command=command,
+            f"{title} – linrec inspect",
+            about,
+            blocks,
+            missing=missing,
+            heading=f"{title}: what it remembers",
         )
         write_text(folder / PAGE, page)
     content = {
@@ -269,17 +290,16 @@ def table(layers: Sequence[Layer]) -> Table:
     return Table.of(rows)
 
 
-def _draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tuple[list[Picture], list[str]]:
-    """Return the pictures in order, and a sentence for each picture that could not be drawn."""
+def _pictures(layers: Sequence[Layer], tokens: InspectedTokens, missing: list[str]) -> list[Picture]:
+    """Return the pictures in order, and add to `missing` a sentence for each that could not be drawn."""
     many, first = (True, f" The first {NAMED} tokens.") if len(tokens.labels) > NAMED else (False, "")
     text = draw_over_text(layers, tokens.labels, n_steps=NAMED)
-    drawings = [
-        Drawing("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
-        Drawing("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, tokens.labels)),
-        Drawing("transitions", "State transitions", OVER_TEXT, draw_over_text(layers) if many else None),
-        Drawing("text", "State transitions, token by token", OVER_TEXT + first, text),
+    pictures = [
+        Picture("histograms", "Forget values", HISTOGRAMS, draw_histograms(layers)),
+        Picture("token_mixing", "Token mixing", MIXING, draw_token_mixing(layers, tokens.labels)),
+        Picture("transitions", "State transitions", OVER_TEXT, draw_over_text(layers) if many else None),
+        Picture("text", "State transitions, token by token", OVER_TEXT + first, text),
     ]
-    missing = []
     if all(layer.magnitude is None for layer in layers):
         missing.append("The mixer has no state transitions, so there are no forget values.")
     elif text is None:
@@ -288,7 +308,7 @@ def _draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tup
         )
     if all(layer.mixing is None for layer in layers):
         missing.append("There are no token-mixing matrices.")
-    return save_pictures(drawings, folder), missing
+    return pictures
 
 
 def _steps(value: float) -> str:

@@ -3,12 +3,10 @@
 from linrec.lab.report.arms import Arm, Comparison, compare_runs, group_runs
 from linrec.lab.report.collect import collect_runs
 from linrec.lab.report.pictures import (
-    Magnitudes,
     draw_accuracy_by_span,
     draw_learning_curves,
     draw_score_by_number,
     draw_transitions,
-    transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
 from linrec.lab.report.write import write_report
@@ -16,7 +14,6 @@ from linrec.lab.report.write import write_report
 __all__ = [
     "Arm",
     "Comparison",
-    "Magnitudes",
     "collect_runs",
     "compare_runs",
     "draw_accuracy_by_span",
@@ -25,6 +22,5 @@ __all__ = [
     "draw_transitions",
     "group_runs",
     "read_runs",
-    "transition_magnitudes",
     "write_report",
 ]

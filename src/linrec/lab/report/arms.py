@@ -54,6 +54,17 @@ class Arm:
         """The seed of each run that has finished."""
         return [run.config.loop.seed for run in self.runs if run.result is not None]
 
+    @property
+    def metric(self) -> str:
+        """Name of the score: "accuracy", "mse" or "perplexity"."""
+        return judged_by(self.runs[0].config.task)
+
+    @property
+    def scores(self) -> list[tuple[float, str]]:
+        """The score of each run that has one, and the split of that score."""
+        found = (score_of(self.metric, result) for result in self.results)
+        return [score for score in found if score is not None]
+
 
 def group_runs(runs: Iterable[Run]) -> list[Arm]:
     """Group runs into arms: runs whose configurations differ only in the seeds.
@@ -196,10 +207,9 @@ def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]
         )
     found = []
     for arm, key in zip(arms, keys, strict=True):
-        metric = judged_by(arm.runs[0].config.task)
-        scores = [scored[0] for result in arm.results if (scored := score_of(metric, result)) is not None]
-        if scores and key in known:
-            found.append(Comparison(arm.label, metric, tuple(scores), tuple(known[key])))
+        if arm.scores and key in known:
+            scores = tuple(score for score, _ in arm.scores)
+            found.append(Comparison(arm.label, arm.metric, scores, tuple(known[key])))
     return found
 
 

@@ -132,14 +132,10 @@ def _kept(run: Stored, trust_code: bool) -> Stored:
     """Return the run with the sample text of its weights."""
     if run.lost:
         raise RunFolderError(run.problem)
-    if run.records is None or SAMPLE in run.extra or not _has_weights(run.path):
+    if run.records is None or learns(run.records.config) or not _has_weights(run.path):
         return run
-    if learns(run.records.config):
-        return run
-    parsed = run_of(run.path, run.records, trust_code=trust_code)
-    if not is_language_model(parsed):
-        return run
-    return dataclasses.replace(run, extra={**run.extra, SAMPLE: sample_text(parsed)})
+    sample = sample_text(run_of(run.path, run.records, trust_code=trust_code, extra=run.extra))
+    return run if sample is None else dataclasses.replace(run, extra={**run.extra, SAMPLE: sample})
 
 
 def sample_text(run: Run) -> Mapping[str, Any] | None:

@@ -1,24 +1,23 @@
 """Pictures of a report: learning curves, accuracy by span, score by a number, and state transitions."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from torch import Tensor, nn
+from torch import Tensor
 
 from linrec.lab import style
-from linrec.lab.inspection.collect import inspect_model
+from linrec.lab.inspection.collect import Layer
 from linrec.lab.report.arms import Arm
-from linrec.lab.style import TITLES, LineStyle, score_of
-from linrec.lab.tasks import Task, judged_by
+from linrec.lab.style import TITLES
+from linrec.lab.tasks import Task
 
-SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
+SPLITS: tuple[tuple[str, style.Kind], ...] = (("validation", "line"), ("train", "dotted"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
 # of regressions alone
 ERROR = (("loss", "mean squared error"),)
@@ -54,50 +53,48 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
         >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
         ['cross-entropy (nats)', 'accuracy']
     """
-    objectives = {run.config.task.objective for arm in arms for run in arm.runs}
-    quantities = ERROR if objectives == {"regression"} else PANELS
-    figure, panels = style.stack(len(quantities), height=3.2, sharex=True)
-    drawn = False
-    for axes, (quantity, title) in zip(panels, quantities, strict=True):
-        for index, arm in enumerate(arms):
-            for split, line in SPLITS:
-                steps, seeds = style.interpolated(
-                    [
-                        (record["step"], record.get(quantity))
-                        for record in run.metrics
-                        if record["split"] == split
-                    ]
-                    for run in arm.runs
-                )
-                if seeds:
-                    drawn = True
-                    columns = zip(*seeds, strict=True)
-                    style.draw_mean_and_range(axes, steps, columns, colour=style.colour(index), style=line)
-        style.finish_axes(axes, y=title)
-        tasks = {run.config.task for arm in arms for run in arm.runs}
-        for level, name in sorted(filter(None, (_chance(task, quantity) for task in tasks))):
-            style.mark_level(axes, level, name)
-    if quantities is ERROR:
+    regressions = {run.config.task.objective for arm in arms for run in arm.runs} == {"regression"}
+    quantities = ERROR if regressions else PANELS
+    tasks = {run.config.task for arm in arms for run in arm.runs}
+    panels = []
+    for quantity, title in quantities:
+        lines = [
+            style.Line(*_curve(arm, split, quantity), place, kind)
+            for place, arm in enumerate(arms)
+            for split, kind in SPLITS
+        ]
+        levels = sorted(filter(None, (_chance(task, quantity) for task in tasks)))
         # errors fall by powers of ten
-        panels[0].set_yscale("log")
-    else:
-        panels[-1].set_ylim(bottom=0)
-    panels[-1].set_xlabel("step", fontsize=style.LETTERS)
-
+        panels.append(style.Panel(lines, "", title, levels, log=regressions))
+    if not any(line.x for panel in panels for line in panel.lines):
+        return None
+    panels[-1] = panels[-1]._replace(x="step")
+    figure = style.draw_panels(panels, height=3.2, sharex=True)
+    if not regressions:
+        figure.axes[-1].set_ylim(bottom=0)
     handles = [
-        Line2D([], [], color=style.colour(index), linewidth=2.5, label=arm.label)
-        for index, arm in enumerate(arms)
+        Line2D([], [], linewidth=2.5, label=arm.label, **style.look(place)) for place, arm in enumerate(arms)
     ]
-    handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
+    handles += [
+        Line2D([], [], label=split, **{**style.look(0, kind), "color": "black"}) for split, kind in SPLITS
+    ]
     style.add_legend(figure, handles)
-    return figure if drawn else None
+    return figure
 
 
-def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
-    """Return the score of a guess and its name: uniform over classes, or a constant for real numbers."""
+def _curve(arm: Arm, split: str, quantity: str) -> tuple[list[float], list[list[float]]]:
+    """Return a quantity that the runs of an arm logged."""
+    return style.interpolated(
+        [(record["step"], record.get(quantity)) for record in run.metrics if record["split"] == split]
+        for run in arm.runs
+    )
+
+
+def _chance(task: Task, quantity: str) -> style.Level | None:
+    """Return the score of a guess: uniform over classes, or a constant for real numbers."""
     if task.objective == "regression":
-        return (task.chance, "a constant") if quantity == "loss" else None
-    return task.chance if quantity == "accuracy" else -math.log(task.chance), "chance"
+        return style.Level(task.chance, "a constant") if quantity == "loss" else None
+    return style.Level(task.chance if quantity == "accuracy" else -math.log(task.chance), "chance")
 
 
 def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
@@ -130,29 +127,29 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     if not any(curves):
         return None
     chances = sorted({run.config.task.chance for arm in arms for run in arm.runs})
-    figure, (axes,) = style.stack(1, height=3.7)
-    for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
-        if members:
-            spans, rows = _in_bins(members)
-            columns = zip(*rows, strict=True)
-            style.draw_mean_and_range(axes, spans, columns, colour=style.colour(index), label=arm.label)
+    lines = [
+        style.Line(*_in_bins(members), place, label=arm.label)
+        for place, (arm, members) in enumerate(zip(arms, curves, strict=True))
+        if members
+    ]
+    panel = style.Panel(lines, "required memory span (numbers since the reset)", "test accuracy")
+    figure = style.draw_panels([panel], height=3.7)
+    (axes,) = figure.axes
     for chance in chances:
         label = f"chance {chance:.3g}"
         axes.axhline(chance, color=style.GREY, linewidth=1, linestyle=style.DASHED, label=label)
-    style.finish_axes(axes, x="required memory span (numbers since the reset)", y="test accuracy")
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, _visible(curves, floor=chances[0] + LEARNED * (1 - chances[0])))
     style.add_legend(figure, axes.lines)
     return figure
 
 
-def _in_bins(curves: Sequence[dict[str, Any]]) -> tuple[list[float], list[list[float]]]:
+def _in_bins(curves: Sequence[dict[str, Any]]) -> tuple[list[float], list[tuple[float, ...]]]:
     # runs of an arm differ in their bins only where the task's seed differs too, and then only far out
     width = curves[0]["width"]
     columns = zip(*(curve["accuracy"] for curve in curves), strict=False)
-    present = [i for i, column in enumerate(columns) if None not in column]
-    middles = [width * i + (width + 1) / 2 for i in present]
-    return middles, [[curve["accuracy"][i] for i in present] for curve in curves]
+    present = [(i, column) for i, column in enumerate(columns) if None not in column]
+    return [width * i + (width + 1) / 2 for i, _ in present], [column for _, column in present]
 
 
 def _visible(curves: Sequence[Sequence[dict[str, Any]]], *, floor: float) -> float:
@@ -191,114 +188,49 @@ def draw_score_by_number(arms: Sequence[Arm]) -> Figure | None:
     """
     points = []
     for arm in arms:
-        metric = judged_by(arm.runs[0].config.task)
-        scores = [score for result in arm.results if (score := score_of(metric, result)) is not None]
         number = next(iter(arm.settings.values()), None)
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             return None
-        finite = [score for score, _ in scores if math.isfinite(score)]
+        finite = [score for score, _ in arm.scores if math.isfinite(score)]
         if finite:
-            points.append((number, finite, f"{scores[0][1]} {TITLES[metric]}"))
+            points.append((number, finite, f"{arm.scores[0][1]} {TITLES[arm.metric]}"))
     if len(points) < FEWEST or any(len(arm.settings) > 1 for arm in arms):
         return None
     points.sort(key=lambda point: point[0])
-    places, columns = range(len(points)), [scores for _, scores, _ in points]
-    figure, (axes,) = style.stack(1, height=3.2)
-    style.draw_mean_and_range(axes, places, columns, colour=style.colour(0), marker="o")
-    style.finish_axes(axes, x=next(iter(arms[0].settings)).rpartition(".")[2], y=points[0][2])
-    axes.set_xticks(places, [str(number) for number, _, _ in points])
+    line = style.Line(range(len(points)), [scores for _, scores, _ in points], 0, "marked")
+    name = next(iter(arms[0].settings)).rpartition(".")[2]
+    figure = style.draw_panels([style.Panel([line], name, points[0][2])], height=3.2)
+    figure.axes[0].set_xticks(line.x, [str(number) for number, _, _ in points])
     return figure
 
 
-@dataclass(frozen=True, eq=False)
-class Magnitudes:
-    """Magnitudes |a| of all state transitions of a model over one sequence.
-
-    Attributes:
-        layers: one tensor per layer that has transitions, shape (t, channels), in [0, 1].
-        resets: where the sequence has a reset token, shape (t,), bool.
-        names: names of these layers, as `inspect_model` counts them; None counts from 1.
-    """
-
-    layers: tuple[Float[Tensor, "t c"], ...]
-    resets: Bool[Tensor, "t"]
-    names: tuple[str, ...] | None = None
-
-    @property
-    def mean(self) -> Float[Tensor, "t"]:
-        """Average over channels, then over layers."""
-        return torch.stack([layer.mean(1) for layer in self.layers]).mean(0)
-
-    @property
-    def at_resets(self) -> float:
-        """Average of `mean` over the steps that are resets; NaN without resets."""
-        return float(self.mean[self.resets].mean())
-
-    @property
-    def elsewhere(self) -> float:
-        """Average of `mean` over all other steps."""
-        return float(self.mean[~self.resets].mean())
-
-
-def transition_magnitudes(
-    model: nn.Module, tokens: Int64[Tensor, "t"], reset_token: int | None
-) -> Magnitudes | None:
-    """Run a model over one sequence and collect |a_n| of every layer that has state transitions.
-
-    Args:
-        model: a module that contains mixers and maps tokens (b, t).
-        tokens: the sequence, shape (t,), int64.
-        reset_token: the token to mark; None marks nothing.
-
-    Returns:
-        The magnitudes, constant in time where the transition is; None where the model has no transitions.
-
-    Source: GateLoop (Katsch 2023), figure 5.
-
-    Example:
-        >>> from linrec.models import LanguageModel, ModelConfig
-        >>> model = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=2))
-        >>> found = transition_magnitudes(model, torch.tensor([1, 5, 2, 0]), reset_token=5)
-        >>> len(found.layers), found.layers[0].shape, found.resets.tolist()
-        (2, torch.Size([4, 8]), [False, True, False, False])
-    """
-    layers = [
-        (layer.name, layer.magnitude)
-        for layer in inspect_model(model, tokens[None], token_mixing=False)
-        if layer.magnitude is not None
-    ]
-    if not layers:
-        return None
-    # (1, t, c) where data-controlled, (c,) where fixed
-    magnitudes = (magnitude.expand(1, len(tokens), -1)[0] for _, magnitude in layers)
-    found = tokens.cpu()
-    resets = torch.zeros_like(found, dtype=torch.bool) if reset_token is None else found == reset_token
-    return Magnitudes(tuple(magnitudes), resets, tuple(name for name, _ in layers))
-
-
-def draw_transitions(magnitudes: Magnitudes) -> Figure:
+def draw_transitions(layers: Sequence[Layer], resets: Bool[Tensor, "t"]) -> Figure | None:
     """Draw the magnitudes of every layer over time, and their average over channels and layers below.
 
     Channels are sorted by their average, largest on top. Resets are marked above and below each layer, where
-    a mark covers no value, and by lines in the average. On the right, the steps around one
-    reset.
+    a mark covers no value, and by lines in the average. On the right, the steps around one reset.
 
     Args:
-        magnitudes: magnitudes of one sequence, from `transition_magnitudes`.
+        layers: layers of a sequence of t steps, from `linrec.lab.inspection.inspect_model`.
+        resets: the steps to mark, shape (t,), bool.
+
+    Returns:
+        The picture; None where no layer has transitions.
 
     Source: GateLoop (Katsch 2023), figure 5.
 
     Example:
-        >>> layers = (torch.rand(20, 4), torch.rand(20, 4))
-        >>> figure = draw_transitions(Magnitudes(layers, torch.arange(20) == 7))
+        >>> figure = draw_transitions([Layer("1", torch.rand(1, 20, 4))], torch.arange(20) == 7)
         >>> figure.axes[0].get_ylabel().split("\\n")
         ['layer 1', '4 channels']
     """
-    n_layers, length = len(magnitudes.layers), len(magnitudes.resets)
-    resets = magnitudes.resets.nonzero()[:, 0].tolist()
-    windows = [(0, length)]
-    if resets:
-        middle = _loneliest(resets, length)
+    length, marked = len(resets), resets.nonzero()[:, 0].tolist()
+    magnitudes = by_layer(layers, length)
+    if not magnitudes:
+        return None
+    n_layers, windows = len(magnitudes), [(0, length)]
+    if marked:
+        middle = _loneliest(marked, length)
         windows.append((max(0, middle - AROUND), min(length, middle + AROUND + 1)))
 
     figure = style.make_figure(height=1.3 * n_layers + 1.9)
@@ -306,30 +238,20 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
     panels = figure.subplots(
         n_layers + 1, len(windows), sharex="col", sharey="row", squeeze=False, width_ratios=widths
     )
-    for row, layer in zip(panels, magnitudes.layers, strict=False):
-        largest_first = layer.mean(0).argsort(descending=True, stable=True)
+    for row, (name, magnitude) in zip(panels, magnitudes.items(), strict=False):
+        largest_first = magnitude.mean(0).argsort(descending=True, stable=True)
         for axes in row:
-            axes.imshow(
-                layer[:, largest_first].T.numpy(),
-                aspect="auto",
-                interpolation="nearest",
-                cmap="viridis",
-                vmin=0,
-                vmax=1,
-                extent=(-0.5, length - 0.5, layer.shape[1], 0),
-            )
-            _mark_resets(axes, resets)
-    names = magnitudes.names or range(1, n_layers + 1)
-    for name, layer, axes in zip(names, magnitudes.layers, panels[:-1, 0], strict=True):
-        axes.set_ylabel(f"layer {name}\n{layer.shape[1]} channels", fontsize=style.LETTERS)
-        axes.set_yticks([])
+            style.draw_channels(axes, magnitude[:, largest_first].T.numpy(), cmap="viridis", vmin=0, vmax=1)
+            _mark_resets(axes, marked)
+        row[0].set_ylabel(f"layer {name}\n{magnitude.shape[1]} channels", fontsize=style.LETTERS)
+        row[0].set_yticks([])
     for axes, (start, end) in zip(panels[-1], windows, strict=True):
-        axes.plot(magnitudes.mean.numpy(), color="black", linewidth=1.0)
-        for reset in resets:
+        axes.plot(average(magnitudes).numpy(), color="black", linewidth=1.0)
+        for reset in marked:
             axes.axvline(reset, color=RESET, linewidth=0.9, zorder=1.5)
         axes.set_ylim(0, 1)
         style.finish_axes(axes, x="step")
-        _mark_resets(axes, resets)
+        _mark_resets(axes, marked)
         # last, because ticks widen the limits
         axes.set_xlim(start - 0.5, end - 0.5)
     panels[-1, 0].set_ylabel("average", fontsize=style.LETTERS)
@@ -339,6 +261,18 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
     bar.set_label("magnitude of the state transition |a|", fontsize=style.LETTERS)
     bar.ax.tick_params(labelsize=style.LETTERS - 1)
     return figure
+
+
+def by_layer(layers: Sequence[Layer], length: int) -> dict[str, Float[Tensor, "t c"]]:
+    """Return the magnitudes of the first sequence by layer, without the layers that have no transitions."""
+    found = {layer.name: layer.magnitude for layer in layers if layer.magnitude is not None}
+    # (b, t, c) where data-controlled, (c,) where fixed
+    return {name: magnitude.expand(1, length, -1)[0] for name, magnitude in found.items()}
+
+
+def average(magnitudes: Mapping[str, Float[Tensor, "t c"]]) -> Float[Tensor, "t"]:
+    """Return the average over channels, then over layers."""
+    return torch.stack([magnitude.mean(1) for magnitude in magnitudes.values()]).mean(0)
 
 
 def _loneliest(resets: list[int], length: int) -> int:

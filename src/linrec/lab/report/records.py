@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
 
 from linrec.errors import nearest
 from linrec.field_types import check_content, check_types, read_content
@@ -107,19 +109,16 @@ class _Speed(TypedDict):
     step_bytes: int | None
 
 
-class _Outcome(TypedDict):
+class Outcome(TypedDict):
+    """The fields of `outcome.json` that readers rely on; a job that failed lacks measurements."""
+
     status: str
     message: str
     peak_bytes: _Peak | None
-
-
-class Outcome(_Outcome, total=False):
-    """The fields of `outcome.json` that readers rely on; a job that failed lacks those below."""
-
-    chance: float | None
-    trivial_score: float | None
-    state_elements: int | None
-    speed_by_length: list[_Speed] | None
+    chance: NotRequired[float | None]
+    trivial_score: NotRequired[float | None]
+    state_elements: NotRequired[int | None]
+    speed_by_length: NotRequired[list[_Speed] | None]
 
 
 class _Score(TypedDict):
@@ -130,17 +129,14 @@ class _Score(TypedDict):
     bits_per_byte: float | None
 
 
-class _Perplexity(TypedDict):
+class Perplexity(TypedDict):
+    """The fields of `perplexity.json` that readers rely on; a length of None stands for a carried state."""
+
     data: str
     trained_length: int
     scores: list[_Score]
-
-
-class Perplexity(_Perplexity, total=False):
-    """The fields of `perplexity.json` that readers rely on; a length of None stands for a carried state."""
-
-    split: str | None
-    command: str | None
+    split: NotRequired[str | None]
+    command: NotRequired[str | None]
 
 
 class Sample(TypedDict):

@@ -4,21 +4,24 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from linrec import __version__
 from linrec.errors import DataError
 from linrec.files import write_text
-from linrec.lab.pages import Drawing, Picture, Table, render, save_pictures
+from linrec.lab.inspection.collect import inspect_model
+from linrec.lab.pages import Block, Gallery, Picture, Table, Text, render
 from linrec.lab.report.arms import Arm, Comparison, compare_arms, group_runs
 from linrec.lab.report.collect import is_language_model, sample_text
 from linrec.lab.report.pictures import (
+    average,
+    by_layer,
     draw_accuracy_by_span,
     draw_learning_curves,
     draw_score_by_number,
     draw_transitions,
-    transition_magnitudes,
 )
 from linrec.lab.report.records import read_runs
 from linrec.lab.style import FORMATS, TITLES, format_mean_and_spread, mean_and_spread, score_in, score_name
@@ -40,19 +43,23 @@ SPANS = (
     "How many numbers an answer depends on, and how often it is right (GateLoop, figure 7). The picture ends "
     "a little after the longest span at which a model is above chance."
 )
+ON_RESULTS = (
+    "Runs of a configuration differ only in their seed. Scores are mean ± standard deviation over the seeds."
+)
+ON_BASELINE = (
+    "Better or a regression where the means differ by more than the spread: the standard deviation of the "
+    "baseline's seeds, and at least a hundredth of its mean."
+)
+ON_PERPLEXITY = (
+    "Windows of the length of training, the longest ones, and the state carried through the whole text, as "
+    "far as they were evaluated. perplexity.json in the run folder has all."
+)
+FROM_PYTHON = "The runs were started from Python; config.json in their folders says all."
 MAGNITUDES = (
     "Magnitudes of the learned state transitions over the first test sequence (GateLoop, figure 5): in each "
     "layer channels vertically, the largest average on top, and time horizontally; the narrow column "
     "enlarges the steps around one reset."
 )
-
-
-class Sample(NamedTuple):
-    """A text that a language model wrote: label of its arm, seed of training, and `sample_text`."""
-
-    arm: str
-    seed: int
-    content: Mapping[str, Any]
 
 
 def write_report(
@@ -110,43 +117,38 @@ def write_report(
     page = Path(out_dir) / "report.html"
     with writing(f"write the report to {page.parent}", RunFolderError):
         page.parent.mkdir(parents=True, exist_ok=True)
-        pictures, missing = _draw(arms, page.parent)
-        samples = _samples(arms, missing)
+        missing: list[str] = []
+        pictures, samples = Gallery.saved(_pictures(arms, missing), page.parent), _samples(arms, missing)
         missing += [f"The baseline has no run like those of {label}." for label in alone]
-        write_text(page, render_page(arms, pictures, missing, comparisons, samples))
+        commands = dict.fromkeys(filter(None, (run.about.get("command") for arm in arms for run in arm.runs)))
+        blocks = [
+            *_section("Results", _results(arms), ON_RESULTS),
+            *_section("Against the baseline", _comparisons(comparisons), ON_BASELINE),
+            *_section("Perplexity", _perplexities(arms), ON_PERPLEXITY),
+            pictures,
+            *samples,
+            *_section("What differs", _settings(arms)),
+            *_section("Runs", _runs(arms)),
+            Text("heading", "Commands"),
+            Text("lines", "\n".join(commands)) if commands else Text("note", FROM_PYTHON),
+        ]
+        title = " and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs))
+        count = f"{len(runs)} run{'s' * (len(runs) > 1)} of {len(arms)} configuration{'s' * (len(arms) > 1)}"
+        about = f"{count} · written by linrec {__version__}"
+        text = render(f"{title} – linrec report", about, blocks, missing=missing, heading=title)
+        write_text(page, text)
     return page
 
 
-def render_page(
-    arms: Sequence[Arm],
-    pictures: Iterable[Picture],
-    missing: Sequence[str],
-    comparisons: Sequence[Comparison] = (),
-    samples: Sequence[Sample] = (),
-) -> str:
-    """Return the page as HTML; `missing` has a sentence for each missing part."""
-    n_runs, n_arms = sum(len(arm.runs) for arm in arms), len(arms)
-    commands = [run.about.get("command") for arm in arms for run in arm.runs]
-    return render(
-        "report.html",
-        title=" and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs)),
-        program=" – linrec report",
-        count=f"{n_runs} run{'s' * (n_runs > 1)} of {n_arms} configuration{'s' * (n_arms > 1)}",
-        sentences=missing,
-        results=_results(arms),
-        comparisons=_comparisons(comparisons),
-        perplexities=_perplexities(arms),
-        pictures=pictures,
-        samples=samples,
-        settings=_settings(arms) if n_arms > 1 else None,
-        runs=_runs(arms),
-        commands="\n".join(dict.fromkeys(filter(None, commands))),
-    )
+def _section(title: str, table: Table, note: str = "") -> list[Block]:
+    """Return the blocks of a table, without any if it has no rows."""
+    notes = [Text("note", note)] if note else []
+    return [Text("heading", title), table, *notes] if table.rows else []
 
 
 def means(arm: Arm) -> dict[str, str]:
     """Return the scores of an arm by the task's metric; for perplexities, also the loss per token."""
-    by = judged_by(arm.runs[0].config.task)
+    by = arm.metric
     told = {
         f"{split} {TITLES[by]}": format_mean_and_spread(
             [score for result in arm.results if (score := score_in(by, result[split])) is not None],
@@ -178,9 +180,9 @@ def _check(run: Run) -> None:
         raise RunFolderError(f"{run.path} cannot be reported: it lacks {', '.join(absent)}.")
 
 
-def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
-    """Return the pictures, and a sentence for each missing part."""
-    missing = [
+def _pictures(arms: Sequence[Arm], missing: list[str]) -> list[Picture]:
+    """Return the pictures, and add to `missing` a sentence for each missing part."""
+    missing += [
         f"{run.path} has no result: it has not finished. It counts in no mean."
         for arm in arms
         for run in arm.runs
@@ -190,49 +192,52 @@ def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
     shown = "Loss and accuracy" if classifies else "Mean squared error"
     curves, spans = draw_learning_curves(arms), draw_accuracy_by_span(arms)
     number = draw_score_by_number(arms)
-    drawings = [
-        Drawing("learning_curves", "Learning curves", f"{shown} while training. {BANDS}", curves),
-        Drawing("accuracy_by_span", "Test accuracy by required memory span", f"{SPANS} {BANDS}", spans),
-        Drawing("score_by_number", "Score by the number in which the runs differ", BANDS, number),
-    ]
-    counts_right = [arm for arm in arms if judged_by(arm.runs[0].config.task) == "accuracy"]
+    counts_right = [arm for arm in arms if arm.metric == "accuracy"]
     if curves is None:
         missing.append("No run has logged anything yet, so there are no learning curves.")
     if spans is None and any(arm.results for arm in counts_right):
         missing.append("This task's results are not split by memory span.")
-    # transitions of language models are shown by `linrec inspect`
-    drawings += filter(None, (_draw_transitions(arm, missing) for arm in counts_right))
-    return save_pictures(drawings, out), missing
+    return [
+        Picture("learning_curves", "Learning curves", f"{shown} while training. {BANDS}", curves),
+        Picture("accuracy_by_span", "Test accuracy by required memory span", f"{SPANS} {BANDS}", spans),
+        Picture("score_by_number", "Score by the number in which the runs differ", BANDS, number),
+        # transitions of language models are shown by `linrec inspect`
+        *filter(None, (_transitions(arm, missing) for arm in counts_right)),
+    ]
 
 
-def _draw_transitions(arm: Arm, missing: list[str]) -> Drawing | None:
+def _transitions(arm: Arm, missing: list[str]) -> Picture | None:
     """Draw the transitions of an arm's first run with weights, or add to `missing` why not."""
     for run in arm.runs:
         try:
             model, task = run.model(), run.config.task
-            tokens = task.split("test").rows(torch.tensor([0])).inputs[0]
+            tokens = task.split("test").rows(torch.tensor([0])).inputs[:1]
         except (TrainError, DataError) as error:
             missing.append(f"No transitions of {run.path} to draw: {error}")
             continue
-        magnitudes = transition_magnitudes(model, tokens, task.reset_token)
-        if magnitudes is None:
+        layers = inspect_model(model, tokens, token_mixing=False)
+        # a task without resets has no such token
+        resets = torch.eq(tokens[0], -1 if task.reset_token is None else task.reset_token)
+        figure = draw_transitions(layers, resets)
+        if figure is None:
             mixer = spelled(run.config.model.mixer_pattern)
             missing.append(f"The mixer {mixer!r} has no state transitions to draw.")
             return None
         caption = f"{MAGNITUDES} Seed {run.config.loop.seed}."
-        if magnitudes.resets.any():
+        if resets.any():
+            mean = average(by_layer(layers, len(resets)))
             caption += (
                 " Orange marks are resets. The average over channels and layers is "
-                f"{magnitudes.at_resets:.3f} at resets and {magnitudes.elsewhere:.3f} elsewhere."
+                f"{mean[resets].mean():.3f} at resets and {mean[~resets].mean():.3f} elsewhere."
             )
         title = f"State transitions ({arm.label})"
-        return Drawing(f"transitions-{arm.slug}", title, caption, draw_transitions(magnitudes))
+        return Picture(f"transitions-{arm.slug}", title, caption, figure)
     return None
 
 
-def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Sample]:
+def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Block]:
     """Return a sample text of the first run with weights of each arm."""
-    samples = []
+    blocks: list[Block] = []
     for arm in arms:
         for run in arm.runs if is_language_model(arm.runs[0]) else ():
             try:
@@ -241,9 +246,13 @@ def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Sample]:
                 missing.append(f"No sample text of {run.path}: {error}")
                 continue
             if found is not None:
-                samples.append(Sample(arm.label, run.config.loop.seed, found))
+                told = (
+                    f"{arm.label}, seed {run.config.loop.seed}. The text continues {found['prompt']}; it was "
+                    f"drawn at temperature {found['temperature']:g} with random seed {found['seed']}."
+                )
+                blocks += [Text("note", told), Text("verbatim", found["text"])]
                 break
-    return samples
+    return [Text("heading", "Sample text"), *blocks] if blocks else []
 
 
 def _results(arms: Sequence[Arm]) -> Table:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from linrec.errors import TrainError
 from linrec.files import append_to, force_to_disk, json_line, make_subfolder, parse_json, reason, write_text
