@@ -9,7 +9,7 @@ from linrec.lab.tasks.har2 import Har2
 from linrec.lab.tasks.sepsis import Sepsis
 from linrec.lab.tasks.signals import Sc09, SpeechCommands
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import causal, classifier, gate_loops, like, recipe
+from linrec.lab.train.recipes.registry import causal, classifier, gate_loops, like, long_loop, recipe
 from linrec.models import ModelConfig
 
 
@@ -36,15 +36,7 @@ def speech_commands() -> TrainConfig:
         optim=OptimConfig(
             lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.05, warmup_steps=1000
         ),
-        loop=LoopConfig(
-            epochs=40,
-            batch_size=16,
-            matmul_precision="high",
-            eval_every=5000,
-            checkpoint_every=5000,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(epochs=40, batch_size=16, eval_every=5000, checkpoint_every=5000),
     )
 
 
@@ -100,9 +92,7 @@ def ett() -> TrainConfig:
             pooling="none",
         ),
         optim=OptimConfig(lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.01),
-        loop=LoopConfig(
-            epochs=10, batch_size=50, matmul_precision="high", eval_every=32, keep="best", deterministic=False
-        ),
+        loop=long_loop(epochs=10, batch_size=50, eval_every=32),
     )
 
 
@@ -138,15 +128,7 @@ def uea() -> TrainConfig:
             channel_mixing="none",
         ),
         optim=OptimConfig(lr=0.001, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant"),
-        loop=LoopConfig(
-            steps=100_000,
-            batch_size=32,
-            matmul_precision="high",
-            eval_every=1000,
-            keep="best",
-            patience=10,
-            deterministic=False,
-        ),
+        loop=long_loop(steps=100_000, batch_size=32, eval_every=1000, patience=10),
     )
 
 
