@@ -1,6 +1,7 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
 import contextlib
+import dataclasses
 import math
 import re
 import shlex
@@ -51,7 +52,13 @@ def run(words: list[str]) -> int:
     """Run `linrec bench`."""
     if words[:1] == ["queue"]:
         return queue.run(words[1:])
-    options = parse(BenchOptions, _spread(words), "linrec bench")
+    options = parse(BenchOptions, words, "linrec bench")
+    # names may share a word, as in --mixers gla,lru
+    names: dict[str, Any] = {
+        option: tuple(name for word in getattr(options, option) for name in split_list(word))
+        for option in ("mixers", "learners", "tasks")
+    }
+    options = dataclasses.replace(options, **names)
     out = options.out or Path("bench") / options.suite
     with one_line_errors():
         is_streams = options.suite == "streams"
@@ -195,21 +202,6 @@ def _data(word: str) -> tuple[str, Path]:
     if not task or not path:
         raise ValueError(f"`--data` must be TASK=PATH, such as shakespeare-char=input.txt; got {word!r}.")
     return task, Path(path)
-
-
-def _spread(words: Sequence[str]) -> list[str]:
-    """Split names at commas, as in --mixers gla,lru; commas within brackets do not split."""
-    spread: list[str] = []
-    listed = False
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option in ("--mixers", "--learners", "--tasks"):
-            listed = True
-            spread += [option, *split_list(value)] if equals else [option]
-        else:
-            listed = listed and not word.startswith("-")
-            spread += split_list(word) if listed else [word]
-    return spread
 
 
 def _check(options: BenchOptions) -> None:
