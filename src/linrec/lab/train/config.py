@@ -26,6 +26,14 @@ from linrec.models import (
 from linrec.models.config import complete_mixer_args, mixer_parameters
 from linrec.rules import at_least, check_integers, check_numbers, choice, positive
 
+MODELS: dict[type, Any] = {
+    ModelConfig: LanguageModel,
+    EncoderDecoderConfig: EncoderDecoder,
+    SequenceClassifierConfig: SequenceClassifier,
+    ImageClassifierConfig: ImageClassifier,
+}
+"""The class of the model of each class of configurations."""
+
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -324,11 +332,7 @@ def make_model(
     config: ModelConfig | SequenceClassifierConfig | ImageClassifierConfig,
 ) -> LanguageModel | SequenceClassifier | ImageClassifier:
     """Return a new model of a configuration."""
-    if isinstance(config, EncoderDecoderConfig):
-        return EncoderDecoder(config)
-    if isinstance(config, ImageClassifierConfig):
-        return ImageClassifier(config)
-    return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
+    return MODELS[type(config)](config)
 
 
 def encoders_of(model: StackConfig, task: Task) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import copy
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +11,11 @@ from torch import nn
 from linrec import mixers
 from linrec.convert import ConversionError, from_hugging_face, from_rwkv_lm
 from linrec.errors import ConfigError, RunFolderError
-from linrec.files import read_json
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
 from linrec.lab.train.config import TrainConfig, config_to_dict, make_model
 from linrec.lab.train.records import provenance
-from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json, writing
+from linrec.lab.train.run import CONFIG, is_run, load_run, lock_run_folder, write_json, writing
 from linrec.models import ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.text import Tokenizer, load_tokenizer
 from linrec.text.tokenizer import FILE
@@ -103,7 +101,7 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
     """
     folder = Path(path)
     tokenizer = str(folder) if (folder / FILE).is_file() else None
-    if _is_run(folder):
+    if is_run(folder):
         return Start(load_run(folder, trust_code=trust_code).model(), tokenizer)
     try:
         return Start((from_rwkv_lm if folder.is_file() else from_hugging_face)(folder), tokenizer)
@@ -177,11 +175,3 @@ def _check_promises(model: nn.Module, device: torch.device) -> None:
         except Exception:
             # as of a kernel that takes half precision alone; if training fails too, it tells the reason
             continue
-
-
-def _is_run(folder: Path) -> bool:
-    # Hugging Face checkpoints have a file of this name, too
-    with suppress(OSError, ValueError):
-        stored = read_json(folder / CONFIG)
-        return isinstance(stored, dict) and {"recipe", "config"} <= stored.keys()
-    return False

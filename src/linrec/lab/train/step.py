@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64, Num
+from jaxtyping import Float, Int64, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
 
