@@ -9,7 +9,7 @@ mark.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,11 @@ from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.base import (
     ObjectiveName,
     SplitName,
     errors_of_numbers,
-    require_at_least,
     scores_by_class,
 )
 from linrec.lab.tasks.files import FileTask
@@ -187,16 +185,14 @@ class TsArchive(FileTask):
     seed: int = 0
     n_dimensions: int | None = None
     vocab_size: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"seed": 0}
     numbers: ClassVar[bool]
     """Whether the labels are real numbers; if not, they are classes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.splits not in ("archive", "pooled"):
-            raise unknown("`splits`", self.splits, ["archive", "pooled"])
+    def check(self) -> None:
+        """Require a share."""
         if not 0 < self.validation_share < 1:
             raise ValueError(f"`validation_share` must be between 0 and 1; got {self.validation_share}.")
-        require_at_least(self, seed=0)
 
     @property
     def n_features(self) -> int | None:

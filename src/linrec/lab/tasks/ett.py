@@ -26,10 +26,8 @@ from linrec.lab.tasks.base import (
     SplitName,
     StoredSource,
     errors_of_numbers,
-    require_at_least,
 )
 from linrec.lab.tasks.files import FileTask
-from linrec.rules import at_least
 from linrec.text import DataError
 
 __all__ = ["Ett", "Forecast", "Windows"]
@@ -144,6 +142,7 @@ class Forecast(FileTask):
     objective: ClassVar[ObjectiveName] = "regression"
     vocab_size: ClassVar[int | None] = None
     reset_token: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"shown": 1, "horizon": 1, "n_series": 1}
     series: ClassVar[tuple[str, ...] | None] = None
     """Names that the header must have; None takes any."""
     wanted: ClassVar[str] = (
@@ -151,11 +150,6 @@ class Forecast(FileTask):
         "or electricity.csv or weather.csv by the link of https://github.com/thuml/Autoformer, and pass the "
         "file with --data.path."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, shown=1, horizon=1)
-        at_least(1, n_series=self.n_series, or_none=True)
 
     @property
     def n_features(self) -> int:
@@ -280,8 +274,8 @@ class Ett(Forecast):
         "https://github.com/zhouhaoyi/ETDataset, and pass the file with --data.path."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Require the name of a series."""
         if self.target not in SERIES:
             raise unknown("`target`", str(self.target), SERIES)
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.files import reason, replacing
 from linrec.lab.corpora import default_cache
-from linrec.lab.tasks.base import SPLIT_NAMES, Source, SplitName
+from linrec.lab.tasks.base import Source, SplitName
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.tensor_files import UNREADABLE, read_tensors, write_tensors
 from linrec.text import DataError
 
@@ -24,7 +24,7 @@ OfFiles = TypeVar("OfFiles", bound="FileTask")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileTask(abc.ABC):
+class FileTask(CheckedTask, abc.ABC):
     """Base class of tasks whose data are read from files; a subclass defines `read`.
 
     Args:
@@ -40,10 +40,6 @@ class FileTask(abc.ABC):
     wanted: ClassVar[str]
     """Sentences for error messages: the required files, their source, and the option to pass them."""
 
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has a string
-        object.__setattr__(self, "path", None if self.path is None else Path(self.path).expanduser())
-
     @abc.abstractmethod
     def read(self) -> Mapping[SplitName, Source]:
         """Read the files, and return all splits."""
@@ -56,20 +52,6 @@ class FileTask(abc.ABC):
         """
         self.split("train")
         return self
-
-    def split(self, name: SplitName) -> Any:
-        """Return the sequences of a split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Raises:
-            ValueError: the split does not exist.
-            DataError: the files are missing, damaged, or of the wrong kind.
-        """
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
 
     def existing(self) -> Path:
         """Return the path after checking that it exists.

@@ -21,6 +21,7 @@ from linrec.lab.corpora import DatasetRows, Shards, TextCounts, TextFiles, Texts
 from linrec.lab.corpora.genomes import Genome, is_genome
 from linrec.lab.corpora.texts import CutFile, WithoutSpaces
 from linrec.lab.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, ObjectiveName, SplitName
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.text import DataError, Tokenizer
 
 __all__ = ["LanguageModeling", "TokenSplit"]
@@ -151,7 +152,7 @@ class TokenSplit:
 
 
 @dataclass(frozen=True)
-class LanguageModeling:
+class LanguageModeling(CheckedTask):
     """Predict the next token of a text.
 
         target_n = x_{n+1}
@@ -225,11 +226,8 @@ class LanguageModeling:
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "classification"
 
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has strings
-        for name in ("path", "cache", "intervals"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else Path(value))
+    def check(self) -> None:
+        """Require a single source of the text, and shares."""
         if self.path is not None and self.dataset is not None:
             raise DataError(
                 f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from linrec.extras import import_extra
-from linrec.lab.tasks.base import Batch, SplitName, require_at_least
+from linrec.lab.tasks.base import Batch, SplitName
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, stratified
 from linrec.text import DataError
@@ -137,15 +137,12 @@ class ImageFolders(FileTask, ClassificationTask):
     seed: int = 0
     n_classes: int | None = None
     whole_images: ClassVar[bool] = True
+    least: ClassVar[Mapping[str, int]] = {"size": 1, "n_validation": 1, "seed": 0}
     vocab_size: ClassVar[int | None] = None
     wanted: ClassVar[str] = (
         "Get ImageNet-1k at https://image-net.org/download.php, sort its photographs into train/CLASS and "
         "val/CLASS, and pass the folder with --data.path. Any folder with a folder per class is read too."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, size=1, n_validation=1, seed=0)
 
     @property
     def n_outputs(self) -> int:
