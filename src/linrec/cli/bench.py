@@ -15,10 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from linrec.cli import queue
 from linrec.cli.options import BenchOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
 from linrec.lab.bench import (
@@ -48,17 +47,9 @@ FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""
 
 
-def run(words: list[str]) -> int:
+def run(options: BenchOptions, words: Sequence[str]) -> int:
     """Run `linrec bench`."""
-    if words[:1] == ["queue"]:
-        return queue.run(words[1:])
-    options = parse(BenchOptions, words, "linrec bench")
-    # names may share a word, as in --mixers gla,lru
-    names: dict[str, Any] = {
-        option: tuple(name for word in getattr(options, option) for name in split_list(word))
-        for option in ("mixers", "learners", "tasks")
-    }
-    options = dataclasses.replace(options, **names)
+    options = with_names_apart(options)
     out = options.out or Path("bench") / options.suite
     with one_line_errors():
         is_streams = options.suite == "streams"
@@ -121,6 +112,15 @@ def run(words: list[str]) -> int:
     _show_scores(console, rows)
     say(f"all in {out}: {', '.join(file.name for file in files)}")
     return int(any(row["status"] != "done" for row in rows))
+
+
+def with_names_apart(options: BenchOptions) -> BenchOptions:
+    """Return the options with the names that share a word, as in --mixers gla,lru, one by one."""
+    names: dict[str, Any] = {
+        option: tuple(name for word in getattr(options, option) for name in split_list(word))
+        for option in ("mixers", "learners", "tasks")
+    }
+    return dataclasses.replace(options, **names)
 
 
 class _Suite:

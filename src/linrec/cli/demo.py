@@ -13,7 +13,6 @@ from typing import IO
 
 from linrec.cli.display import Display
 from linrec.cli.options import DemoOptions
-from linrec.cli.parsing import parse
 from linrec.errors import InterruptedRunError, RunFolderError, TrainError
 from linrec.lab.train.progress import Interrupt, Progress
 from linrec.lab.train.records import METRICS
@@ -24,9 +23,9 @@ ARMS = ("data", "fixed")
 POLL_SECONDS = 0.5
 
 
-def run(words: list[str]) -> int:
+def run(options: DemoOptions, words: Sequence[str]) -> int:
     """Run `linrec demo`."""
-    run_demo(parse(DemoOptions, words, "linrec demo").out)
+    run_demo(options.out)
     return 0
 
 

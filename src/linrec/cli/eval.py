@@ -3,21 +3,21 @@
 import logging
 import math
 import shlex
+from collections.abc import Sequence
 
 from linrec.cli.display import show_table
 from linrec.cli.options import EvalOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.errors import ConfigError
 from linrec.lab.evaluation import Score, choose_text, evaluate_run, parse_lengths
 from linrec.lab.train import load_run
 from linrec.lab.train.fabric import device_of
 
 
-def run(words: list[str]) -> int:
+def run(options: EvalOptions, words: Sequence[str]) -> int:
     """Run `linrec eval`."""
-    options = parse(EvalOptions, words, "linrec eval")
-    command = shlex.join(["linrec", "eval", *words])
+    command = shlex.join(["linrec", *words])
     if options.tasks:
         return _run_tasks(options, command)
     with one_line_errors():

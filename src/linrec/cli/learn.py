@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from linrec.cli.options import LearnOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import named_arguments, one_line_errors, parse
+from linrec.cli.parsing import named_arguments, one_line_errors
 from linrec.errors import ConfigError, RunFolderError
 from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config, trained_model
 from linrec.lab.train import load_run
@@ -27,9 +28,8 @@ FIELDS = tuple(
 )
 
 
-def run(words: list[str]) -> int:
+def run(options: LearnOptions, words: Sequence[str]) -> int:
     """Run `linrec learn`."""
-    options = parse(LearnOptions, words, "linrec learn")
     if options.resume is not None:
         if options.stream or options.init_from is not None:
             raise ConfigError(
@@ -56,7 +56,7 @@ def run(words: list[str]) -> int:
             resume=options.resume is not None,
             model=model,
             device=device_of(options.device),
-            command=shlex.join([*program(), "learn", *words]),
+            command=shlex.join([*program(), *words]),
             told=_told,
         )
     bounds = ", ".join(f"{name} {loss:.4g}" for name, loss in result["bounds"].items())

@@ -53,7 +53,7 @@ LESS_USED = ("learner_args", "update")
 """The options without a section that it does not show."""
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], _: Sequence[str]) -> int:
     """Run `linrec train`."""
     if not words:
         print(train_help(), end="", file=sys.stderr)
