@@ -30,14 +30,9 @@ def run(options: DemoOptions, words: Sequence[str]) -> int:
 
 
 def run_demo(out: Path, *, options: Sequence[str] = ()) -> Path:
-    """Train both variants, each in its own process on one core, and write the report.
+    """Train both variants, each in its own process on one core; write the report, and return its path.
 
-    Args:
-        out: folder for both runs and the report; runs of an earlier demo in it are replaced.
-        options: further options of `linrec train`, for both variants.
-
-    Returns:
-        The path of the report.
+    Runs of an earlier demo in the folder are replaced. `options` are further options of `linrec train`.
     """
     # imported here because importing matplotlib is slow
     from linrec.lab.report import write_report

@@ -374,12 +374,7 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False) -> TrainConfig:
-    """Return the configuration that `config_to_dict` stored.
-
-    Args:
-        stored: the JSON values.
-        trust_code: whether to import tasks and mixers by import path, as in "my_package.my_module:MyMixer",
-            which runs their code; or the import paths that are trusted.
+    """Return the configuration that `config_to_dict` stored; see `load_run` for `trust_code`.
 
     Any other error than UntrustedCodeError is a ConfigError, as of a field that this version does not have.
     """

@@ -156,15 +156,7 @@ def make_step(
 ) -> LearnerStep:
     """Return the training step of a run, or raise ConfigError if the learner cannot train its model.
 
-    Args:
-        config: the learner.
-        model: the model, on its device.
-        optimizers: optimisers of its parameters.
-        window: see `LearnerStep`.
-        clip_norm: maximum norm of the gradients at an update; None disables clipping.
-        carry_state: see `LearnerStep`.
-        batch: a batch of the run.
-        processes: number of processes of the run.
+    The step clips the gradients of each update to `clip_norm`. `batch` is any batch of the run.
     """
     if processes > 1:
         raise ConfigError(

@@ -63,11 +63,8 @@ def check_metrics(records: list[Any], name: str) -> list[dict[str, Any]]:
 class MetricsLog:
     """Appends records to `metrics.jsonl`, which has `records` records, and to TensorBoard; a context manager.
 
-    Args:
-        folder: the run folder.
-        step: number of steps made so far. Records of later steps are dropped; they exist if the run stopped
-            between two checkpoints.
-        command: the command that resumes the run.
+    Records of later steps than `step` are dropped; they exist if the run stopped between two checkpoints.
+    `command` is the command that resumes the run, for errors.
     """
 
     def __init__(self, folder: Path, *, step: int, command: str = "train") -> None:

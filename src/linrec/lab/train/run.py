@@ -236,11 +236,8 @@ def open_run_folder(
     A run without a checkpoint and a result starts from the beginning, with or without `resume`.
 
     Args:
-        folder: the run folder.
-        config: the configuration of the run.
         about: command, steps and provenance, for `config.json`.
         held: exit stack that holds the lock until it is closed.
-        resume: whether to resume the run in the folder.
 
     Returns:
         The command that started the run.

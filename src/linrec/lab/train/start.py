@@ -28,11 +28,7 @@ def build_model(
 ) -> LanguageModel | SequenceClassifier | ImageClassifier:
     """Return the model of a run, new or with the weights of `init`, or raise ConfigError if it cannot train.
 
-    Args:
-        config: the configuration, with its task prepared.
-        device: the device of the run.
-        processes: number of processes of the run.
-        init: a model of the same configuration, or None.
+    The task of the configuration is prepared, and `init` is a model of the same configuration.
     """
     task = config.task
     names = config.model.mixer_pattern
@@ -94,10 +90,7 @@ class Start(NamedTuple):
 def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Start:
     """Return the language model of a run folder, or of a checkpoint that linrec converts.
 
-    Args:
-        path: a run folder; a checkpoint folder for `linrec.convert.from_hugging_face`; or the weight file of
-            an RWKV model.
-        trust_code: whether to import tasks and mixers that a run names by import path.
+    That is a checkpoint folder for `linrec.convert.from_hugging_face`, or the weight file of an RWKV model.
     """
     folder = Path(path)
     tokenizer = str(folder) if (folder / FILE).is_file() else None
@@ -112,12 +105,7 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
 def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: int, command: str) -> None:
     """Write a model to a new run folder, which all commands accept like the folder of a trained run.
 
-    Args:
-        start: the model.
-        out: the run folder to create.
-        tokenizer: the model's tokenizer.
-        length: tokens of context that the model was trained for.
-        command: the command line to record.
+    `length` is the number of tokens of context that the model was trained for.
     """
     vocab_size = start.model.config.vocab_size
     if tokenizer.vocab_size > vocab_size:

@@ -164,13 +164,11 @@ def train_step(
 ) -> None:
     """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
 
-    Several processes take a step together, each with its share of the batch.
+    Several processes take a step together, each with its share of the batch. Fabric has set up `objective`,
+    an `Objective`, and `optimizers`.
 
     Args:
         batch: the fields of a `Batch`, this process's share of the sequences.
-        fabric: the Fabric that runs the backward pass and connects the processes.
-        objective: an `Objective` that Fabric has set up.
-        optimizers: optimisers that Fabric has set up.
         window: running sums; this step's (loss, accuracy, gradient norm, 1) of the whole batch is added. The
             accuracy of a regression is 0.
         accumulate: number of micro-batches of this process's share; the gradient is of the whole batch.
@@ -222,10 +220,7 @@ def evaluate(
     """Return the scores of the model on a split; several processes share each batch.
 
     Args:
-        fabric: the Fabric of the run.
         objective: an `Objective` that Fabric has set up; it is in training mode afterwards.
-        task: the task, whose `score` may add scores.
-        split: the samples.
         batch_size: sequences per batch, summed over all processes.
         batches: number of batches from the start of the split, or of each stream; None takes all.
         carry_state: whether each sequence of a language model begins with the final state of the sequence in

@@ -85,11 +85,7 @@ def gate_loops(width: int) -> dict[str, Any]:
 
 
 def small(name: str) -> Callable[[], TrainConfig]:
-    """Return the recipe of a task without its own: a small model, and settings that suit many tasks.
-
-    Args:
-        name: a name or an import path of `linrec.lab.tasks.get`.
-    """
+    """Return the recipe of a task without its own: a small model, and settings that suit many tasks."""
     task = tasks.get(name)
 
     def make() -> TrainConfig:
