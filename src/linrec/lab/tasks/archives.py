@@ -6,14 +6,13 @@ and its class after the last colon, or in an archive of regressions a number. A 
 mark.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -156,8 +155,6 @@ POOLED = (0.7, 0.85)
 VARIANTS = ("_eq", "_nmv", "_eq_nmv")
 """Suffixes of alternative versions of a data set: with equal lengths, or without missing values."""
 
-AnyArchive = TypeVar("AnyArchive", bound="TsArchive")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TsArchive(FileTask):
@@ -185,6 +182,7 @@ class TsArchive(FileTask):
     seed: int = 0
     n_dimensions: int | None = None
     vocab_size: ClassVar[int | None] = None
+    content_in: ClassVar[tuple[str, ...]] = ("content",)
     least: ClassVar[Mapping[str, int]] = {"seed": 0}
     numbers: ClassVar[bool]
     """Whether the labels are real numbers; if not, they are classes."""
@@ -202,24 +200,6 @@ class TsArchive(FileTask):
     def sizes(self) -> dict[str, int]:
         """Return the values of fields that are in the files."""
         return {"n_dimensions": self.content[1]["train"].values.shape[-1]}
-
-    def prepared(self: AnyArchive) -> AnyArchive:
-        """Read the files, and return the task with all fields set whose values are in the files.
-
-        Raises:
-            DataError: a file is missing, damaged, or of the wrong kind.
-            ValueError: the files have another number of dimensions or classes than the task.
-        """
-        sizes: dict[str, Any] = self.sizes()
-        for name, number in sizes.items():
-            if getattr(self, name) not in (None, number):
-                raise ValueError(
-                    f"`{name}` must be {number}, as in {self.path}; got {getattr(self, name)}. Leave it out."
-                )
-        task = dataclasses.replace(self, **sizes)
-        # keep the content, so that the files are not read again
-        task.__dict__["content"] = self.content
-        return task
 
     def read(self) -> dict[SplitName, LabelledSeries]:
         """Read the files, and return all splits."""

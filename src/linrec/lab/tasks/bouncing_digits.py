@@ -220,15 +220,10 @@ class BouncingDigits(FileTask):
         return {self.other.resolve().name: self._films("test", images)}
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Films) -> dict[str, Any]:
-        """Return scores of predictions on a split.
+        """Return scores of predicted pixels for each step of each video.
 
-        Args:
-            predictions: pixels for each step of each video, shape (n, length - 1, f), on any device.
-            split: the split of the targets.
-
-        Returns:
-            "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
-            {"frame": number from 1, "mse"}.
+        These are "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
+        {"frame": number from 1, "mse"}.
         """
         scores: dict[str, Any] = dict(errors_of_numbers(predictions, split))
         squares = torch.zeros(self.length - 1, dtype=torch.float64)

@@ -50,6 +50,12 @@ class CheckedTask:
         """Return the task itself, which does not depend on files."""
         return self
 
+    def passing_on(self: AnyTask, *cached: str, **fields: Any) -> AnyTask:
+        """Return the task with other fields and the same cached properties: files are not read again."""
+        task: AnyTask = dataclasses.replace(self, **fields)  # type: ignore[type-var]
+        task.__dict__.update({name: getattr(self, name) for name in cached})
+        return task
+
     def split(self, name: SplitName) -> Any:
         """Return the sequences of a split.
 

@@ -37,6 +37,8 @@ class FileTask(CheckedTask, abc.ABC):
 
     path: Path | None = None
     section: ClassVar[str] = "data"
+    content_in: ClassVar[tuple[str, ...]] = ()
+    """Cached properties that `sizes` reads."""
     wanted: ClassVar[str]
     """Sentences for error messages: the required files, their source, and the option to pass them."""
 
@@ -44,14 +46,25 @@ class FileTask(CheckedTask, abc.ABC):
     def read(self) -> Mapping[SplitName, Source]:
         """Read the files, and return all splits."""
 
+    def sizes(self) -> Mapping[str, int]:
+        """Read the files, and return the fields whose values are in the files; by default, none."""
+        return {}
+
     def prepared(self: OfFiles) -> OfFiles:
-        """Read the files, and return the task itself.
+        """Read the files, and return the task with all fields set whose values are in the files.
 
         Raises:
             DataError: the files are missing, damaged, or of the wrong kind.
+            ValueError: a field has another value than the files.
         """
+        sizes = self.sizes()
+        for name, number in sizes.items():
+            if getattr(self, name) not in (None, number):
+                raise ValueError(
+                    f"`{name}` must be {number}, as in {self.path}; got {getattr(self, name)}. Leave it out."
+                )
         self.split("train")
-        return self
+        return self.passing_on("_splits", *self.content_in, **sizes) if sizes else self
 
     def existing(self) -> Path:
         """Return the path after checking that it exists.

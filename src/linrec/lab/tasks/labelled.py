@@ -267,10 +267,7 @@ class LabelledTask(CheckedTask, ClassificationTask):
         return self
 
     def split(self, name: SplitName) -> "LabelledTokens | SequentialSplit":
-        """Return the samples of a split.
-
-        Args:
-            name: "train", "validation" or "test".
+        """Return the samples of a split: "train", "validation" or "test".
 
         Raises:
             ValueError: the split does not exist, or there are too few distinct samples.
@@ -278,7 +275,7 @@ class LabelledTask(CheckedTask, ClassificationTask):
         return self.labelled(name)
 
     def labelled(self, name: SplitName) -> LabelledTokens:
-        """Return the samples of a split as they are cached; see `split` for arguments and errors."""
+        """Return the samples of a split as they are cached; errors as in `split`."""
         if name not in SPLIT_NAMES:
             raise unknown("split", name, SPLIT_NAMES)
         if name not in self._found:

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -292,11 +292,11 @@ class LanguageModeling(CheckedTask):
                 f"`vocab_size` must be at least the {needed} tokens of the tokenizer {self.tokenizer!r}; "
                 f"got {self.vocab_size}. Leave it out."
             )
-        return self._replaced(vocab_size=self.vocab_size or needed)
+        return self.passing_on("_shards", vocab_size=self.vocab_size or needed)
 
     def at_length(self, length: int) -> "LanguageModeling":
         """Return the task with windows of another length."""
-        return self._replaced(length=length)
+        return self.passing_on("_shards", length=length)
 
     def split(self, name: SplitName) -> TokenSplit:
         """Return the windows over the text of a split; no windows if the text does not have this split.
@@ -317,12 +317,6 @@ class LanguageModeling(CheckedTask):
     def tokenizer_object(self) -> Tokenizer:
         """Return the tokenizer that made the tokens."""
         return self._shards.tokenizer
-
-    def _replaced(self, **fields: Any) -> "LanguageModeling":
-        task = dataclasses.replace(self, **fields)
-        # keep the shards, so that the files are not read again
-        task.__dict__["_shards"] = self._shards
-        return task
 
     @cached_property
     def _shards(self) -> Shards:

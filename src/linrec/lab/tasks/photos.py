@@ -149,20 +149,9 @@ class ImageFolders(FileTask, ClassificationTask):
         """Number of target classes; 1 before `prepared`, unless `n_classes` is given."""
         return self.n_classes or 1
 
-    def prepared(self) -> "ImageFolders":
-        """List the files, and return the task with `n_classes` set.
-
-        Raises:
-            DataError: the folder is missing or has no photographs.
-            ValueError: the folder has another number of classes than `n_classes`.
-        """
-        n_classes = 1 + int(self.split("train").labels.max())
-        if self.n_classes not in (None, n_classes):
-            raise ValueError(f"`n_classes` must be {n_classes}, as in {self.path}; got {self.n_classes}.")
-        task = dataclasses.replace(self, n_classes=n_classes)
-        # keep the lists, so that the folder is not read again
-        task.__dict__["_splits"] = self._splits
-        return task
+    def sizes(self) -> dict[str, int]:
+        """List the files, and return the number of classes."""
+        return {"n_classes": 1 + int(self.split("train").labels.max())}
 
     def read(self) -> dict[SplitName, PhotoSplit]:
         """List the files, and return all splits."""

@@ -201,12 +201,10 @@ class SpeechCommands(SpeechTask, ClassificationTask):
     Files are read once, and cached as a single file of 3.4 GB, or 1.1 GB for SC10.
 
     Args:
-        path: the folder.
         n_words: 35 for all words, or 10.
         every: subsampling factor; 2 gives 8 kHz.
         test_every: subsampling factors of additional test sets; see `probes`.
         seed: seed of the splits of SC10 only.
-        cache: folder for cached samples; None is `linrec/tasks` in the user's cache folder.
         mfcc: whether a step has 20 mel-frequency cepstral coefficients of 200 samples, 161 steps a second, in
             place of a sample; see `linrec.lab.tasks.audio.mfcc`. They are normalised with the mean and the
             standard deviation of each coefficient. There are no probes.
@@ -293,8 +291,6 @@ class Sc09(SpeechTask, ByteTask):
     tokens, of the words zero to nine of Speech Commands. The lists define the validation and test splits.
 
     Args:
-        path: the folder.
-        cache: folder for cached samples; None is `linrec/tasks` in the user's cache folder.
         length: number of samples of a clip, from its start.
 
     Source: Donahue, McAuley and Puckette (2019, arXiv:1802.04208) for the data; SaShiMi (Goel, Gu, Donahue

@@ -122,13 +122,7 @@ class DrawnTask(CheckedTask, abc.ABC):
         return dataclasses.replace(self, length=length, test_lengths=())
 
     def split(self, name: SplitName) -> Split:
-        """Return the samples of a split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Returns:
-            Inputs and targets, each of shape (samples, t).
+        """Return the samples of a split: "train", "validation" or "test".
 
         Raises:
             ValueError: the split does not exist, or there are too few distinct samples.

@@ -1,6 +1,5 @@
 """Translation: predict a text from a text in another language, from files of lines or a data set of pairs."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -260,10 +259,7 @@ class Translation(CheckedTask):
                 f"`vocab_size` must be at least the {needed} tokens of the tokenizer {self.tokenizer!r} and "
                 f"the end token; got {self.vocab_size}. Leave it out."
             )
-        task = dataclasses.replace(self, vocab_size=self.vocab_size or needed)
-        # keep the pairs, so that the files are not read again
-        task.__dict__.update({name: self.__dict__[name] for name in ("_pairs", "_tokenizer", "_splits")})
-        return task
+        return self.passing_on("_pairs", "_tokenizer", "_splits", vocab_size=self.vocab_size or needed)
 
     def tokenizer_object(self) -> Tokenizer:
         """Return the tokenizer of both languages."""
