@@ -89,7 +89,9 @@ def run(options: BenchOptions, words: Sequence[str]) -> int:
         rest = [job for job in jobs if job.seed != options.seeds[0]]
         factors = FACTORS if options.sweep else ()
         if options.lrs or factors:
-            trials = [[job.at(lr) for lr in options.lrs or _rates(job, factors)] for job in first]
+            trials = [
+                [job.at(lr) for lr in options.lrs or [job.lr * factor for factor in factors]] for job in first
+            ]
             suite.run([trial for of_job in trials for trial in of_job])
             best = {(of_job[0].task, of_job[0].mixer): suite.best(of_job) for of_job in trials}
             rest = [job.at(best[job.task, job.mixer]) for job in rest]
@@ -191,10 +193,6 @@ class _Suite:
         data = ["--data", f"{job.task}={path}"] if path is not None else []
         size = ["--parameters", str(job.sizes.parameters)] if job.sizes else []
         return shlex.join([*program(), "bench", *words, *data, *size, *rate])
-
-
-def _rates(job: Job, factors: Sequence[float]) -> list[float]:
-    return [job.lr * factor for factor in factors]
 
 
 def _data(word: str) -> tuple[str, Path]:

@@ -42,8 +42,10 @@ def run(options: LearnOptions, words: Sequence[str]) -> int:
             "name a stream first, or a run folder after --resume; `linrec learn --help` lists them."
         )
     else:
+        given: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
+        given |= {name: named_arguments(name, getattr(options, name)) for name in ARGUMENTS}
         with one_line_errors():
-            config = _config(options)
+            config = LearnConfig(**given)
         folder = options.out or Path("runs") / f"learn-{Path(options.stream).stem or 'input'}"
     model = None
     if options.init_from is not None:
@@ -64,12 +66,6 @@ def run(options: LearnOptions, words: Sequence[str]) -> int:
     speed, size = f"{result['microseconds_per_step']:.0f} microseconds", f"{result['memory_bytes']:,} bytes"
     say(f"{result['steps']:,} steps at {speed}, {size} of memory; all in {folder}")
     return 0
-
-
-def _config(options: LearnOptions) -> LearnConfig:
-    given: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
-    given |= {name: named_arguments(name, getattr(options, name)) for name in ARGUMENTS}
-    return LearnConfig(**given)
 
 
 def _continued(config: LearnConfig, options: LearnOptions) -> tuple[LearnConfig, nn.Module]:

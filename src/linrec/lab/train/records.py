@@ -215,7 +215,12 @@ def provenance(device: torch.device) -> dict[str, Any]:
     "commit" and "dirty" (whether tracked files have changes) are None outside of a git checkout of linrec.
     """
     commit, dirty = _commit()
-    return {"commit": commit, "dirty": dirty, "versions": _versions(), "device": _device(device)}
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = _processor() or platform.processor() or platform.machine()
+    described = {"type": device.type, "name": name, "threads": torch.get_num_threads()}
+    return {"commit": commit, "dirty": dirty, "versions": _versions(), "device": described}
 
 
 def _commit() -> tuple[str | None, bool | None]:
@@ -244,14 +249,6 @@ def _versions() -> dict[str, str]:
     # not every torch has its build ("+cpu", "+cu130") in the package metadata
     versions["torch"] = str(torch.__version__)
     return versions
-
-
-def _device(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = _processor() or platform.processor() or platform.machine()
-    return {"type": device.type, "name": name, "threads": torch.get_num_threads()}
 
 
 def _processor() -> str | None:
