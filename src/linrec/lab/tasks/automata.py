@@ -385,7 +385,7 @@ class EventXor(CheckedTask, ClassificationTask):
     least: ClassVar[Mapping[str, int]] = {"length": 2}
 
     def check(self) -> None:
-        """Require what the task of the strings requires."""
+        """Check the fields by the task of the strings."""
         self.strings()
 
     def split(self, name: SplitName) -> LabelledSeries:

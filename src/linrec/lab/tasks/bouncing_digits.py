@@ -174,10 +174,17 @@ class BouncingDigits(FileTask):
     vocab_size: ClassVar[int | None] = None
     reset_token: ClassVar[int | None] = None
     wanted: ClassVar[str] = SequentialImages.wanted
-    least: ClassVar[Mapping[str, int]] = {
-        **{"length": 2, "n_digits": 1, "size": 1, "shrink": 1, "seed": 0},
-        **{"n_train": 1, "n_validation": 1, "n_test": 1, "n_validation_images": 1},
-    }
+    least: ClassVar[Mapping[str, int]] = dict(
+        length=2,
+        n_digits=1,
+        size=1,
+        shrink=1,
+        n_train=1,
+        n_validation=1,
+        n_test=1,
+        n_validation_images=1,
+        seed=0,
+    )
 
     def check(self) -> None:
         """Require hidden frames, and a size that can be shrunk."""

@@ -145,10 +145,9 @@ class MemoryHorizon(CheckedTask):
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "classification"
-    least: ClassVar[Mapping[str, int]] = {
-        **{"max_number": 0, "length": 1, "n_resets": 0, "modulus": 1},
-        **{"n_validation": 1, "n_test": 1, "seed": 0},
-    }
+    least: ClassVar[Mapping[str, int]] = dict(
+        max_number=0, length=1, n_resets=0, modulus=1, n_validation=1, n_test=1, seed=0
+    )
 
     def check(self) -> None:
         """Require positions for the resets, and enough different sequences."""
