@@ -157,6 +157,13 @@ def test_help_does_not_wait_for_pytorch(command: str) -> None:
     assert ended.returncode == 0 and "usage: linrec" in ended.stdout
 
 
+@pytest.mark.parametrize("words", [["generate", "run", "--tokns", "3"], ["bench", "queue", "--minutes"]])
+def test_a_wrong_option_does_not_wait_for_pytorch(words: list[str]) -> None:
+    code = "import sys; from linrec.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert ended.stdout == "2 False\n" and ended.stderr.startswith("linrec: ")
+
+
 def test_the_help_of_bench_lists_the_suites(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     said = capsys.readouterr().out

@@ -2,8 +2,10 @@
 
 A check takes its arguments by keyword, so that the error can name them:
 
-    choice(ForgetGate, forget_gate=forget_gate)
+    choice(Compression, compression=kind)
     at_least(1, gate_rank=gate_rank, cure="The paper's is 16.")
+
+`Mixer` checks the arguments of a mixer by their annotations with `typed`, before its `__init__` runs.
 
 With `or_none=True` None passes too, for arguments whose default is None.
 """

@@ -126,6 +126,21 @@ def test_an_argument_works_or_is_refused_by_name(name):
         assert y.isfinite().all(), (argument, value)
 
 
+class Quoted(mixers.Mixer):
+    def __init__(self, d_model: "int", *, gate: "Literal['open', 'shut']" = "open", of: "Unknown" = 1):  # noqa: F821
+        super().__init__(d_model)
+
+
+def test_annotations_that_are_strings_are_checked_where_they_can_be_evaluated(monkeypatch):
+    Quoted(4, gate="no annotation is checked where one is of an unknown type")
+    monkeypatch.setitem(globals(), "Unknown", int)
+    Quoted(4, gate="shut", of=2)
+    with pytest.raises(ValueError, match="`gate` 'shot'; did you mean 'shut'"):
+        Quoted(4, gate="shot")
+    with pytest.raises(TypeError, match="`of` must be an integer; got 'x'"):
+        Quoted(4, of="x")
+
+
 # matrices that are not the weight of a linear layer
 OTHER_MATRICES = {
     # maps vectors over time

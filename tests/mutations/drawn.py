@@ -23,7 +23,6 @@ from tests.mutations.executed import Executed, Test
 PLACES = ("ops", "nn", "mixers", "models", "generation", "hf", "lab/train")
 """Folders of `src/linrec` in which mistakes are drawn."""
 
-CHECKED = "the base class of mixers checks arguments by their annotations before `__init__` runs"
 # file, function, text before and after: why no test can tell
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     (
@@ -39,24 +38,11 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "2",
     ): "a further row is loaded under a mask, and no kernel reads it",
     (
-        "mixers/gated_delta_net.py",
-        "GatedDeltaNet.__init__",
-        "choice(Decay, decay=decay)",
-        "pass",
-    ): CHECKED,
-    (
         "models/recurrent_memory.py",
         "RecurrentMemory._separated",
         "0",
         "1",
     ): "steps that are hidden from a row may hold any number, since their outputs and states are replaced",
-    ("mixers/srwm.py", "SRWM.__init__", "choice(Rates, rates=rates)", "pass"): CHECKED,
-    (
-        "mixers/fast_grnn.py",
-        "FastGRNN.__init__",
-        "choice(Activation, activation=activation, gate_activation=gate_activation)",
-        "pass",
-    ): CHECKED,
 }
 
 OTHER_OPERATOR: dict[type[ast.AST], type[ast.AST]] = {

@@ -1,6 +1,7 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
 import contextlib
+import dataclasses
 import math
 import re
 import shlex
@@ -14,10 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from linrec.cli import queue
 from linrec.cli.options import BenchOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
 from linrec.lab.bench import (
@@ -47,11 +47,9 @@ FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""
 
 
-def run(words: list[str]) -> int:
+def run(options: BenchOptions, words: Sequence[str]) -> int:
     """Run `linrec bench`."""
-    if words[:1] == ["queue"]:
-        return queue.run(words[1:])
-    options = parse(BenchOptions, _spread(words), "linrec bench")
+    options = with_names_apart(options)
     out = options.out or Path("bench") / options.suite
     with one_line_errors():
         is_streams = options.suite == "streams"
@@ -91,7 +89,9 @@ def run(words: list[str]) -> int:
         rest = [job for job in jobs if job.seed != options.seeds[0]]
         factors = FACTORS if options.sweep else ()
         if options.lrs or factors:
-            trials = [[job.at(lr) for lr in options.lrs or _rates(job, factors)] for job in first]
+            trials = [
+                [job.at(lr) for lr in options.lrs or [job.lr * factor for factor in factors]] for job in first
+            ]
             suite.run([trial for of_job in trials for trial in of_job])
             best = {(of_job[0].task, of_job[0].mixer): suite.best(of_job) for of_job in trials}
             rest = [job.at(best[job.task, job.mixer]) for job in rest]
@@ -114,6 +114,15 @@ def run(words: list[str]) -> int:
     _show_scores(console, rows)
     say(f"all in {out}: {', '.join(file.name for file in files)}")
     return int(any(row["status"] != "done" for row in rows))
+
+
+def with_names_apart(options: BenchOptions) -> BenchOptions:
+    """Return the options with the names that share a word, as in --mixers gla,lru, one by one."""
+    names: dict[str, Any] = {
+        option: tuple(name for word in getattr(options, option) for name in split_list(word))
+        for option in ("mixers", "learners", "tasks")
+    }
+    return dataclasses.replace(options, **names)
 
 
 class _Suite:
@@ -186,30 +195,11 @@ class _Suite:
         return shlex.join([*program(), "bench", *words, *data, *size, *rate])
 
 
-def _rates(job: Job, factors: Sequence[float]) -> list[float]:
-    return [job.lr * factor for factor in factors]
-
-
 def _data(word: str) -> tuple[str, Path]:
     task, _, path = word.partition("=")
     if not task or not path:
         raise ValueError(f"`--data` must be TASK=PATH, such as shakespeare-char=input.txt; got {word!r}.")
     return task, Path(path)
-
-
-def _spread(words: Sequence[str]) -> list[str]:
-    """Split names at commas, as in --mixers gla,lru; commas within brackets do not split."""
-    spread: list[str] = []
-    listed = False
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option in ("--mixers", "--learners", "--tasks"):
-            listed = True
-            spread += [option, *split_list(value)] if equals else [option]
-        else:
-            listed = listed and not word.startswith("-")
-            spread += split_list(word) if listed else [word]
-    return spread
 
 
 def _check(options: BenchOptions) -> None:

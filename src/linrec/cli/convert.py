@@ -1,11 +1,12 @@
 """`linrec convert CHECKPOINT`: convert another library's checkpoint to a run folder, or a run back."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from linrec.cli.options import ConvertOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.convert import ConversionError, to_hugging_face
 from linrec.errors import ConfigError
 from linrec.lab.train import load_run
@@ -14,10 +15,9 @@ from linrec.lab.train.start import open_start, tokenizer_for, write_converted
 from linrec.models import LanguageModel
 
 
-def run(words: list[str]) -> int:
+def run(options: ConvertOptions, words: Sequence[str]) -> int:
     """Run `linrec convert`."""
-    options = parse(ConvertOptions, words, "linrec convert")
-    command = shlex.join([*program(), "convert", *words])
+    command = shlex.join([*program(), *words])
     with one_line_errors():
         if options.like is not None:
             return _back(options, options.like)

@@ -13,7 +13,6 @@ from typing import IO
 
 from linrec.cli.display import Display
 from linrec.cli.options import DemoOptions
-from linrec.cli.parsing import parse
 from linrec.errors import InterruptedRunError, RunFolderError, TrainError
 from linrec.lab.train.progress import Interrupt, Progress
 from linrec.lab.train.records import METRICS
@@ -24,21 +23,16 @@ ARMS = ("data", "fixed")
 POLL_SECONDS = 0.5
 
 
-def run(words: list[str]) -> int:
+def run(options: DemoOptions, words: Sequence[str]) -> int:
     """Run `linrec demo`."""
-    run_demo(parse(DemoOptions, words, "linrec demo").out)
+    run_demo(options.out)
     return 0
 
 
 def run_demo(out: Path, *, options: Sequence[str] = ()) -> Path:
-    """Train both variants, each in its own process on one core, and write the report.
+    """Train both variants, each in its own process on one core; write the report, and return its path.
 
-    Args:
-        out: folder for both runs and the report; runs of an earlier demo in it are replaced.
-        options: further options of `linrec train`, for both variants.
-
-    Returns:
-        The path of the report.
+    Runs of an earlier demo in the folder are replaced. `options` are further options of `linrec train`.
     """
     # imported here because importing matplotlib is slow
     from linrec.lab.report import write_report

@@ -118,12 +118,7 @@ def _run(words: list[str]) -> int:
             warnings.filterwarnings(
                 "ignore", message="Torchinductor does not support code generation for complex"
             )
-            if importlib.import_module("linrec.cli.help").of_command(words):
-                return 0
-            with stopped_in_one_line():
-                command = importlib.import_module(f"linrec.cli.{words[0]}")
-            status: int = command.run(words[1:])
-            return status
+            return _run_command(words)
     except (ConfigError, DataError, RunFolderError) as error:
         return _say(error, 2)
     except InterruptedRunError as error:
@@ -145,6 +140,26 @@ def _run(words: list[str]) -> int:
         if missing is None:
             raise
         return _say(f"memory ran out: {missing}. {LESS_MEMORY.get(words[0], '')}".strip(), 1)
+
+
+def _run_command(words: list[str]) -> int:
+    """Print the help of a command, or import its file and run it with its options."""
+    from linrec.cli.help import of_command
+    from linrec.cli.options import OPTIONS_OF
+    from linrec.cli.parsing import parse
+
+    # a command of one word or of two
+    name = " ".join(words[: 2 if " ".join(words[:2]) in OPTIONS_OF else 1])
+    given: Any = words[len(name.split()) :]
+    if of_command(name, given):
+        return 0
+    if name in OPTIONS_OF:
+        # before the slow imports of the command; the options of `train` depend on the recipe
+        given = parse(OPTIONS_OF[name], given, f"linrec {name}")
+    with stopped_in_one_line():
+        command = importlib.import_module(f"linrec.cli.{name.split()[-1]}")
+    status: int = command.run(given, words)
+    return status
 
 
 @contextlib.contextmanager

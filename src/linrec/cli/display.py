@@ -23,12 +23,7 @@ def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
 
 
 class Display:
-    """Shows step, loss, accuracy, steps per second and remaining time of named runs; a context manager.
-
-    Args:
-        names: names of the runs, a table row for each.
-        console: console to write to; None is standard output.
-    """
+    """Shows step, loss, accuracy, steps per second and remaining time of named runs; a context manager."""
 
     def __init__(self, names: Sequence[str], console: Console | None = None) -> None:
         self._console = Console() if console is None else console

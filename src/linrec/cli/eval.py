@@ -3,21 +3,21 @@
 import logging
 import math
 import shlex
+from collections.abc import Sequence
 
 from linrec.cli.display import show_table
 from linrec.cli.options import EvalOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.errors import ConfigError
-from linrec.lab.evaluation import Score, choose_text, evaluate_run, parse_lengths
+from linrec.lab.evaluation import choose_text, evaluate_run, parse_lengths
 from linrec.lab.train import load_run
 from linrec.lab.train.fabric import device_of
 
 
-def run(words: list[str]) -> int:
+def run(options: EvalOptions, words: Sequence[str]) -> int:
     """Run `linrec eval`."""
-    options = parse(EvalOptions, words, "linrec eval")
-    command = shlex.join(["linrec", "eval", *words])
+    command = shlex.join(["linrec", *words])
     if options.tasks:
         return _run_tasks(options, command)
     with one_line_errors():
@@ -42,7 +42,13 @@ def run(words: list[str]) -> int:
         f"lines, {counts.bytes:,} bytes"
     )
     titles = ("window", "per token", "per word", "per byte", "bits/byte", "bits/char")
-    show_table(titles, [(_window(score, found.trained), *_numbers(score)) for score in found.scores])
+    rows = []
+    for score in found.scores:
+        window = "carried" if score.length is None else f"{score.length:,}"
+        bits = (score.bits_per_byte, score.bits_per_character)
+        numbers = (score.perplexity, score.word_perplexity, score.byte_perplexity, *bits)
+        rows.append((window + "*" * (score.length == found.trained), *map(_number, numbers)))
+    show_table(titles, rows)
     if any(score.length == found.trained for score in found.scores):
         say("* the length in training")
     say(f"wrote perplexity.json and perplexity.png to {found.folder}")
@@ -90,17 +96,6 @@ def _run_tasks(options: EvalOptions, command: str) -> int:
     show_table(("task", "measure", "value"), rows, left=2)
     say(f"wrote tasks.json to {options.run}")
     return 0
-
-
-def _window(score: Score, trained: int) -> str:
-    if score.length is None:
-        return "carried"
-    return f"{score.length:,}{'*' * (score.length == trained)}"
-
-
-def _numbers(score: Score) -> list[str]:
-    bits = [score.bits_per_byte, score.bits_per_character]
-    return [*map(_number, [score.perplexity, score.word_perplexity, score.byte_perplexity, *bits])]
 
 
 def _number(value: float) -> str:

@@ -3,11 +3,12 @@
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
 from linrec.cli.options import GenerateOptions
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.errors import printable
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
 from linrec.lab.train import ConfigError, load_run
@@ -19,9 +20,8 @@ from linrec.text import StreamDecoder, Tokenizer
 CONTEXT = 8
 
 
-def run(words: list[str]) -> int:
+def run(options: GenerateOptions, words: Sequence[str]) -> int:
     """Run `linrec generate`."""
-    options = parse(GenerateOptions, words, "linrec generate")
     with one_line_errors():
         return _run(options)
 

@@ -53,14 +53,11 @@ learners:
 """
 
 
-def of_command(words: list[str]) -> bool:
+def of_command(command: str, words: list[str]) -> bool:
     """Print the help of a command if the words contain -h or --help; return whether the help was printed."""
-    command, *rest = words
-    if not {"-h", "--help"} & {*rest}:
+    if not {"-h", "--help"} & {*words}:
         return False
-    if " ".join(words[:2]) in OPTIONS_OF:
-        command = " ".join(words[:2])
-    if command == "train" and rest[0] in ("-h", "--help"):
+    if command == "train" and words[0] in ("-h", "--help"):
         print(train_help(), end="")
         return True
     if command not in OPTIONS_OF:

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from linrec.cli.options import LearnOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import named_arguments, one_line_errors, parse
+from linrec.cli.parsing import named_arguments, one_line_errors
 from linrec.errors import ConfigError, RunFolderError
 from linrec.lab.streams.learn import LearnConfig, Learning, learn, stored_config, trained_model
 from linrec.lab.train import load_run
@@ -27,9 +28,8 @@ FIELDS = tuple(
 )
 
 
-def run(words: list[str]) -> int:
+def run(options: LearnOptions, words: Sequence[str]) -> int:
     """Run `linrec learn`."""
-    options = parse(LearnOptions, words, "linrec learn")
     if options.resume is not None:
         if options.stream or options.init_from is not None:
             raise ConfigError(
@@ -42,8 +42,10 @@ def run(words: list[str]) -> int:
             "name a stream first, or a run folder after --resume; `linrec learn --help` lists them."
         )
     else:
+        given: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
+        given |= {name: named_arguments(name, getattr(options, name)) for name in ARGUMENTS}
         with one_line_errors():
-            config = _config(options)
+            config = LearnConfig(**given)
         folder = options.out or Path("runs") / f"learn-{Path(options.stream).stem or 'input'}"
     model = None
     if options.init_from is not None:
@@ -56,7 +58,7 @@ def run(words: list[str]) -> int:
             resume=options.resume is not None,
             model=model,
             device=device_of(options.device),
-            command=shlex.join([*program(), "learn", *words]),
+            command=shlex.join([*program(), *words]),
             told=_told,
         )
     bounds = ", ".join(f"{name} {loss:.4g}" for name, loss in result["bounds"].items())
@@ -64,12 +66,6 @@ def run(words: list[str]) -> int:
     speed, size = f"{result['microseconds_per_step']:.0f} microseconds", f"{result['memory_bytes']:,} bytes"
     say(f"{result['steps']:,} steps at {speed}, {size} of memory; all in {folder}")
     return 0
-
-
-def _config(options: LearnOptions) -> LearnConfig:
-    given: dict[str, Any] = {name: getattr(options, name) for name in FIELDS}
-    given |= {name: named_arguments(name, getattr(options, name)) for name in ARGUMENTS}
-    return LearnConfig(**given)
 
 
 def _continued(config: LearnConfig, options: LearnOptions) -> tuple[LearnConfig, nn.Module]:

@@ -5,11 +5,24 @@ This module does not import PyTorch, so that `linrec COMMAND --help` answers at 
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
 from linrec.literals import DeviceName, Precision, SplitName
+
+# options that several commands have
+LanguageModelRun: TypeAlias = Annotated[
+    Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="run folder of a language model.")
+]
+Device: TypeAlias = Annotated[
+    DeviceName, tyro.conf.arg(help='where to compute; "auto" takes CUDA, then MPS, then the CPU.')
+]
+TrustCode: TypeAlias = Annotated[
+    bool,
+    tyro.conf.arg(help="allow running the code of a task or mixer that the run names by an import path."),
+]
+Autocast: TypeAlias = Annotated[Precision, tyro.conf.arg(help="float32 throughout, or bfloat16 autocast.")]
 
 
 @dataclass(frozen=True)
@@ -17,7 +30,6 @@ class GenerateOptions:
     """Continue a text; the generated text goes to standard output, messages go to standard error.
 
     Args:
-        run: run folder of a language model.
         prompt: the text to continue; "-" reads it from standard input.
         prompt_file: a file with the text to continue.
         tokens: number of tokens to generate; generation stops early when the model ends the document.
@@ -30,13 +42,10 @@ class GenerateOptions:
         save_state: file for the model's state after the last token.
         load_state: file written by --save-state; generation continues from this state, after the prompt if
             there is a prompt.
-        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a task or mixer that the run names by an import path.
-        precision: float32 throughout, or bfloat16 autocast.
         compile: compile the step, which takes some seconds.
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: LanguageModelRun
     prompt: str = ""
     prompt_file: Path | None = None
     tokens: int = 200
@@ -47,9 +56,9 @@ class GenerateOptions:
     samples: int = 1
     save_state: Path | None = None
     load_state: Path | None = None
-    device: DeviceName = "auto"
-    trust_code: bool = False
-    precision: Precision = "32-true"
+    device: Device = "auto"
+    trust_code: TrustCode = False
+    precision: Autocast = "32-true"
     compile: bool = False
 
 
@@ -75,9 +84,6 @@ class ServeOptions:
         chat_template: a Jinja template of chats, by default the template of the folder.
         grace: seconds that open requests have to end.
         patience: seconds that a client may take to send a request, or to read what it was sent.
-        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a task or mixer that the run names by an import path.
-        precision: float32 throughout, or bfloat16 autocast.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
@@ -95,9 +101,9 @@ class ServeOptions:
     chat_template: Path | None = None
     grace: float = 30.0
     patience: float = 30.0
-    device: DeviceName = "auto"
-    trust_code: bool = False
-    precision: Precision = "32-true"
+    device: Device = "auto"
+    trust_code: TrustCode = False
+    precision: Autocast = "32-true"
 
 
 @dataclass(frozen=True)
@@ -131,16 +137,12 @@ class EvalOptions:
     tasks.json.
 
     Args:
-        run: run folder of a language model.
         data: a text to use instead of the run's own.
         split: split to evaluate; by default the test split, or the validation split without a test split.
         lengths: tokens per window, separated by commas; three dots continue in equal steps. By default the
             training length and 512,768,...,2048,3072,...,14336, up to the length of the text.
         carry: also evaluate with the state carried through the whole text.
         out: folder for the results; by default the run folder.
-        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a task or mixer that the run names by an import path.
-        precision: float32 throughout, or bfloat16 autocast.
         batch_tokens: tokens that go through the model at once; fewer tokens need less memory.
         tasks: names of tasks of lm-eval to run instead, such as lambada_openai hellaswag.
         tasks_path: a folder with YAML files of your own tasks.
@@ -148,15 +150,15 @@ class EvalOptions:
         limit: number of questions of each task; by default all.
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: LanguageModelRun
     data: TextOptions = field(default_factory=TextOptions)
     split: SplitName | None = None
     lengths: str | None = None
     carry: bool = False
     out: Path | None = None
-    device: DeviceName = "auto"
-    trust_code: bool = False
-    precision: Precision = "32-true"
+    device: Device = "auto"
+    trust_code: TrustCode = False
+    precision: Autocast = "32-true"
     batch_tokens: int = 2**14
     tasks: tuple[str, ...] = ()
     tasks_path: Path | None = None
@@ -179,8 +181,6 @@ class InspectOptions:
         tokens: number of tokens to use, from the beginning of the text.
         matrices: show token-mixing matrices, which are available for up to 1,024 tokens.
         out: folder for the results; by default RUN/inspection.
-        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: allow running the code of a task or mixer that the run names by an import path.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -190,8 +190,8 @@ class InspectOptions:
     tokens: int = 256
     matrices: bool = True
     out: Path | None = None
-    device: DeviceName = "auto"
-    trust_code: bool = False
+    device: Device = "auto"
+    trust_code: TrustCode = False
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,6 @@ class LearnOptions(LearnerOptions):
         window: steps between two records in metrics.jsonl.
         checkpoint_every: steps between checkpoints.
         follow: wait for more at the end of a file.
-        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
         trust_code: allow a mixer that the run of --resume or --init-from names by an import path.
     """
 
@@ -368,7 +367,7 @@ class LearnOptions(LearnerOptions):
     window: int = 1000
     checkpoint_every: int = 10_000
     follow: bool = False
-    device: DeviceName = "cpu"
+    device: Device = "cpu"
     trust_code: bool = False
 
 
@@ -406,16 +405,14 @@ class PublishOptions:
     eval` included.
 
     Args:
-        run: run folder of a language model.
         folder: folder to create.
         push: name of a repository on the Hugging Face hub, such as me/my-model, to upload the folder to.
-        trust_code: allow running the code of a task or mixer that the run names by an import path.
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: LanguageModelRun
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     push: Annotated[str | None, tyro.conf.arg(metavar="REPOSITORY")] = None
-    trust_code: bool = False
+    trust_code: TrustCode = False
 
 
 @dataclass(frozen=True)

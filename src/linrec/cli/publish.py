@@ -1,17 +1,18 @@
 """`linrec publish RUN FOLDER`: write the folder of a language model that transformers loads."""
 
+from collections.abc import Sequence
+
 from transformers.utils import logging
 
 from linrec.cli.options import PublishOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.lab.publishing.publish import publish, push
 from linrec.lab.train import load_run
 
 
-def run(words: list[str]) -> int:
+def run(options: PublishOptions, words: Sequence[str]) -> int:
     """Run `linrec publish`."""
-    options = parse(PublishOptions, words, "linrec publish")
     # a bar for each file would hide the messages
     logging.disable_progress_bar()
     with one_line_errors():

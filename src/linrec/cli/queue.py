@@ -2,21 +2,20 @@
 
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from linrec.cli.main import main
 from linrec.cli.options import QueueOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError
 from linrec.files import FolderInUseError, locked
 from linrec.lab.bench.queue import Queue, read_queue
 from linrec.lab.bench.worker import stop_without
 
 
-def run(words: list[str]) -> int:
+def run(options: QueueOptions, words: Sequence[str]) -> int:
     """Run `linrec bench queue`."""
-    options = parse(QueueOptions, words, "linrec bench queue")
     if options.per_gpu < 1 or not min(options.minutes, options.grace, options.carry) >= 0:
         raise ConfigError("`--per-gpu` must be at least 1, and --minutes, --grace and --carry not negative.")
     jobs, folder = read_queue(options.jobs), options.folder

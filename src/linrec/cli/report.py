@@ -6,7 +6,6 @@ from pathlib import Path
 
 from linrec.cli.options import ReportOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import parse
 from linrec.lab.bench.page import write_page
 from linrec.lab.bench.rows import make_row
 from linrec.lab.report import collect_runs, compare_runs, write_report
@@ -16,9 +15,8 @@ from linrec.lab.train import ConfigError, RunFolderError
 from linrec.lab.train.run import writing
 
 
-def run(words: list[str]) -> int:
+def run(options: ReportOptions, words: Sequence[str]) -> int:
     """Run `linrec report`."""
-    options = parse(ReportOptions, words, "linrec report")
     if not options.runs:
         raise ConfigError("name at least one run folder: linrec report RUN ...")
     baseline, trust_code = options.baseline, options.trust_code

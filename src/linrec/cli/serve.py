@@ -4,6 +4,7 @@ import asyncio
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
@@ -11,7 +12,7 @@ from jinja2 import TemplateError
 
 from linrec.cli.options import ServeOptions
 from linrec.cli.output import say
-from linrec.cli.parsing import one_line_errors, parse
+from linrec.cli.parsing import one_line_errors
 from linrec.errors import ConfigError
 from linrec.files import read_json, reason
 from linrec.lab.train import load_run
@@ -58,9 +59,8 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def run(words: list[str]) -> int:
+def run(options: ServeOptions, words: Sequence[str]) -> int:
     """Run `linrec serve`."""
-    options = parse(ServeOptions, words, "linrec serve")
     with one_line_errors():
         return _run(options)
 

@@ -65,9 +65,7 @@ def on_ctrl_c(
 ) -> Iterator[None]:
     """Call `handler` on Ctrl-C within the context, unless another program has chosen its own handler.
 
-    Args:
-        handler: the handler within the context.
-        after: the handler after the context; None is the handler before it.
+    `after` is the handler after the context; None is the handler before it.
     """
     before = signal.getsignal(signal.SIGINT)
     ours = before is signal.default_int_handler or isinstance(before, CtrlC)

@@ -53,7 +53,7 @@ LESS_USED = ("learner_args", "update")
 """The options without a section that it does not show."""
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], _: Sequence[str]) -> int:
     """Run `linrec train`."""
     if not words:
         print(train_help(), end="", file=sys.stderr)
@@ -321,14 +321,10 @@ def _mixer_options(mixer: str | tuple[str, ...], arguments: Mapping[str, Any]) -
 def _make(name: str, doc: str | None, fields: Sequence[tuple[str, Any, Any]]) -> type[Any]:
     # a factory, because dataclasses refuse unhashable defaults
     described = [
-        (field, kind, dataclasses.field(default_factory=functools.partial(_same, value)))
+        (field, kind, dataclasses.field(default_factory=functools.partial(lambda kept: kept, value)))
         for field, kind, value in fields
     ]
     made = dataclasses.make_dataclass(name, described, frozen=True)
     # tyro reads the help of each option from the docstring
     made.__doc__ = doc
     return made
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -36,7 +36,7 @@ from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note, noting
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["AFT", "AFTCache", "AFTState", "WindowState", "window_biases", "windowed_mean", "windowed_weights"]
 
@@ -169,7 +169,6 @@ class AFT(Mixer):
         causal: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Variant, variant=variant)
         at_least(1, n_heads=n_heads, or_none=True)
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)

@@ -28,7 +28,7 @@ from linrec.nn.positions import AttentionState
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import check_options, gate_loop_attention, softmax_attention
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["Attention", "AttentionState"]
 
@@ -150,8 +150,6 @@ class Attention(Mixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Positions, positions=positions)
-        choice(QKNorm, qk_norm=qk_norm)
         check_options(window, dropout)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head

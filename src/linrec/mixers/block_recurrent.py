@@ -29,7 +29,7 @@ from linrec.nn.projections import output_kwargs
 from linrec.nn.segment_mixer import SegmentMixer, joined, keeps_keys
 from linrec.nn.segments import Detach, Sight
 from linrec.nn.visible_attention import visible_attention
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 from linrec.trees import replaced
 
 __all__ = ["BlockRecurrent", "GateKind", "RecurrentStates", "StateGate"]
@@ -149,10 +149,6 @@ class BlockRecurrent(SegmentMixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, segment_length=segment_length, detach=detach, dropout=dropout)
-        choice(GateKind, gate=gate)
-        choice(Configuration, configuration=configuration)
-        choice(Written, write_from=write_from)
-        choice(QKNorm, qk_norm=qk_norm)
         at_least(1, n_states=n_states, cure="The paper's is 512.")
         at_least(1, d_hidden=d_hidden, or_none=True)
         at_least(0, norm_eps=norm_eps)

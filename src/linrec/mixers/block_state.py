@@ -26,7 +26,7 @@ from linrec.nn.positions import BucketPositions, make_bucket_bias
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.segment_mixer import SegmentMixer, joined
 from linrec.nn.segments import SegmentState, Sight
-from linrec.rules import COUNT, at_least, choice
+from linrec.rules import COUNT, at_least
 
 __all__ = ["BlockState", "BlockStateState"]
 
@@ -124,7 +124,6 @@ class BlockState(SegmentMixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, segment_length=segment_length, dropout=dropout)
-        choice(Integration, integration=integration)
         at_least(0, norm_eps=norm_eps)
         at_least(1, most=COUNT, n_states=n_states, or_none=True)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)

@@ -27,7 +27,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.cells import NonlinearMixer, beside_times, lstm_before, lstm_weights
 from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
-from linrec.rules import COUNT, at_least, choice
+from linrec.rules import COUNT, at_least
 
 __all__ = ["CfC"]
 
@@ -92,8 +92,6 @@ class CfC(NonlinearMixer):
         super().__init__(d_model, mode, (2 if mixed_memory else 1) * d_model)
         at_least(1, d_backbone=d_backbone)
         at_least(1, most=COUNT, n_layers=n_layers)
-        choice(Variant, variant=variant)
-        choice(Activation, activation=activation)
         self.phi, self.variant = ACTIVATIONS[activation], variant
         self.mixed_memory, self.d_backbone = mixed_memory, d_backbone
 

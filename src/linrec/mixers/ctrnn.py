@@ -21,7 +21,7 @@ from linrec.nn.cells import Fixed, NonlinearMixer, beside_times, solve
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import matrix
-from linrec.rules import COUNT, at_least, choice, positive
+from linrec.rules import COUNT, at_least, positive
 
 __all__ = ["CTRNN"]
 
@@ -80,9 +80,6 @@ class CTRNN(NonlinearMixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model, mode)
-        choice(Variant, variant=variant)
-        choice(Activation, activation=activation)
-        choice(Fixed, solver=solver)
         positive(tau=tau)
         at_least(1, most=COUNT, n_steps=n_steps)
         self.variant, self.sigma = variant, ACTIVATIONS[activation]

@@ -88,7 +88,6 @@ class DecayingFastWeights(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Decay, decay=decay)
         require(
             decay != "none" or gate_bias_init in (None, "uniform"),
             f'`gate_bias_init` is of the gates that `decay="none"` does not have; got {gate_bias_init}. '

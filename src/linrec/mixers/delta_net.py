@@ -24,7 +24,7 @@ from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import choice, positive
+from linrec.rules import positive
 
 __all__ = ["DeltaNet"]
 
@@ -115,7 +115,6 @@ class DeltaNet(Mixer):
         output_gate: bool = False,
     ) -> None:
         super().__init__(d_model)
-        choice(ValueActivation, value_activation=value_activation)
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         d_qk = d_model if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v

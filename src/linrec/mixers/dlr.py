@@ -21,7 +21,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.diagonal_ssm import diagonal_ssm
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["DLR"]
 
@@ -91,8 +91,6 @@ class DLR(Mixer):
     ) -> None:
         super().__init__(d_model)
         diagonal_ssm.operator.check_mode(mode)
-        choice(Kernel, kernel=kernel)
-        choice(Angles, angles=angles)
         at_least(1, d_state=d_state, or_none=True)
         N = STATES[kernel] if d_state is None else d_state
         self.d_state = N if kernel == "real" else N * (N + 1) // 2

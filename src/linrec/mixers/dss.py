@@ -28,7 +28,7 @@ from linrec.ops.diagonal_ssm import diagonal_ssm, growing_ssm
 from linrec.ops.diagonal_ssm.torch import GrowingSSM
 from linrec.ops.long_conv import discretize_diagonal
 from linrec.ops.long_conv.discretization import softmax_factors
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["DSS"]
 
@@ -109,8 +109,6 @@ class DSS(Mixer):
     ) -> None:
         super().__init__(d_model)
         diagonal_ssm.operator.check_mode(mode)
-        choice(Kernel, kernel=kernel)
-        choice(Spectrum, init=init)
         require(
             length is None or (kernel == "softmax" and length >= 1),
             f"`length` must be the steps of the softmax, at least 1, or None; got {length} with "

@@ -14,7 +14,6 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.torch_rnn import RNNWeights, run_torch_rnn
-from linrec.rules import choice
 
 __all__ = ["Elman"]
 
@@ -64,8 +63,6 @@ class Elman(NonlinearMixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model, mode)
-        choice(Activation, activation=activation)
-        choice(Init, init=init)
         self.sigma = ACTIVATIONS[activation]
 
         self.rnn = RNNWeights(f"RNN_{activation.upper()}", d_model)

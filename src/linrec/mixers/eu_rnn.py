@@ -26,7 +26,7 @@ from linrec.nn.activations import complex_modrelu, modrelu, to_complex, to_pairs
 from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.rules import COUNT, at_least, choice, require
+from linrec.rules import COUNT, at_least, require
 
 __all__ = ["EURNN"]
 
@@ -87,7 +87,6 @@ class EURNN(NonlinearMixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model, mode, is_complex=is_complex)
-        choice(Style, style=style)
         at_least(1, most=COUNT, capacity=capacity, or_none=True, cure="None is 2.")
         require(
             style == "tunable" or (d_model > 1 and d_model & (d_model - 1) == 0),

@@ -17,7 +17,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.cells import LowRank, NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["FastGRNN"]
 
@@ -69,7 +69,6 @@ class FastGRNN(NonlinearMixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model, mode)
-        choice(Activation, activation=activation, gate_activation=gate_activation)
         require(
             (activation, gate_activation) != ("relu", "relu"),
             "`activation` and `gate_activation` must not both be 'relu': without a bound on either, states "

@@ -16,7 +16,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.cells import LowRank, NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["FastRNN"]
 
@@ -66,7 +66,6 @@ class FastRNN(NonlinearMixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model, mode)
-        choice(Activation, activation=activation)
         at_least(1, w_rank=w_rank, u_rank=u_rank, or_none=True, cure="None means a full matrix.")
         self.sigma = ACTIVATIONS[activation]
 

@@ -33,7 +33,7 @@ from linrec.ops import inspection
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["FlashGAU", "FlashState", "RotaryBias", "ToeplitzBias"]
 
@@ -130,9 +130,6 @@ class FlashGAU(Mixer):
         at_least(1, expansion=expansion, cure="The paper's is 2.")
         at_least(1, d_qk=d_qk, cure="The paper's is 128.")
         at_least(0, init_std=init_std)
-        choice(Activation, activation=activation)
-        choice(PositionBias, position_bias=position_bias)
-        choice(Positions, positions=positions)
         require(
             quadratic or linear,
             "`quadratic` and `linear` must not both be False: no step would see another.",

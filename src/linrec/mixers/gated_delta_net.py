@@ -29,7 +29,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import at_least, choice, divisor, positive
+from linrec.rules import at_least, divisor, positive
 
 __all__ = ["GatedDeltaNet"]
 
@@ -133,8 +133,6 @@ class GatedDeltaNet(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Decay, decay=decay)
-        choice(KeyNorm, qk_norm=qk_norm)
         at_least(1, n_heads=n_heads, qk_heads=qk_heads, or_none=True)
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         if d_qk is None:

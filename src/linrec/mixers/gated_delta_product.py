@@ -30,7 +30,7 @@ from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops import inspection
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import COUNT, at_least, choice, positive
+from linrec.rules import COUNT, at_least, positive
 
 __all__ = ["GatedDeltaProduct"]
 
@@ -120,7 +120,6 @@ class GatedDeltaProduct(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Decay, decay=decay)
         at_least(1, n_heads=n_heads, d_qk=d_qk, or_none=True)
         at_least(1, most=COUNT, n_householder=n_householder, cure="The paper's models have 2 to 4.")
         positive(norm_eps=norm_eps, cure="The released code has 1e-5.")

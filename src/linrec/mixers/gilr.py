@@ -19,7 +19,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import draw
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import choice, require
+from linrec.rules import require
 
 __all__ = ["GILR", "Impulse"]
 
@@ -76,8 +76,6 @@ class GILR(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        choice(Impulse, impulse=impulse)
-        choice(Init, init=init)
         require(
             init == "torch" or not uniform_init,
             '`init="released"` and `uniform_init=True` both say how the gate starts. Leave one out.',

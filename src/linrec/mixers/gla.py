@@ -28,7 +28,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import projected, xavier_linear
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["GLA"]
 
@@ -120,7 +120,6 @@ class GLA(Mixer):
         gate_bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(ForgetGate, forget_gate=forget_gate)
         at_least(1, gate_rank=gate_rank, cure="The paper's is 16.")
         positive(tau=tau, cure="The paper's is 16.")
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")

@@ -21,7 +21,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import draw
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["Hawk"]
 
@@ -95,7 +95,6 @@ class Hawk(Mixer):
     ) -> None:
         super().__init__(d_model)
         activation = activation or ("gelu" if variant == "paper" else "gelu_tanh")
-        choice(Activation, activation=activation)
         at_least(1, d_rnn=d_rnn, or_none=True, cure="None is 4/3 `d_model`.")
         if d_rnn is None:
             width = 4 * d_model // 3

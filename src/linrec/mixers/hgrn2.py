@@ -30,7 +30,7 @@ from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import choice, positive
+from linrec.rules import positive
 
 __all__ = ["HGRN2", "log_bounded"]
 
@@ -110,8 +110,6 @@ class HGRN2(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(InputActivation, input_activation=input_activation)
-        choice(OutputGate, output_gate=output_gate)
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.kv_heads = kv_groups(self.n_heads, kv_heads)

@@ -33,7 +33,7 @@ from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["HGRU"]
 
@@ -133,9 +133,6 @@ class HGRU(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        choice(ForgetGate, forget_gate=forget_gate)
-        choice(OutputGate, output_gate=output_gate)
-        choice(Phase, phase=phase)
         at_least(1, phase_base=phase_base, cure="RoPE's is 10000.")
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         at_least(1, d_state=d_state, or_none=True, cure="None is `d_model`.")

@@ -26,7 +26,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import affine_map
 from linrec.ops.core.call import refuse_split_time, unhandled
 from linrec.ops.core.precision import without_autocast
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["HiPPORNN", "HiPPOState"]
 
@@ -115,9 +115,6 @@ class HiPPORNN(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        choice(Variant, variant=variant)
-        choice(Measure, measure=measure)
-        choice(Discretization, discretization=discretization)
         at_least(1, order=order, or_none=True, cure="None is `d_model`.")
         at_least(1, d_memory=d_memory)
         positive(window=window, or_none=True, cure="It is a number of steps.")

@@ -20,7 +20,7 @@ from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["IndRNN"]
 
@@ -84,9 +84,6 @@ class IndRNN(Mixer):
         init: Init = "torch",
     ) -> None:
         super().__init__(d_model)
-        choice(Activation, activation=activation)
-        choice(RecurrentInit, recurrent_init=recurrent_init)
-        choice(Init, init=init)
         at_least(1, max_length=max_length, cure="It is the number of steps T.")
         at_least(1, gamma=gamma, cure="At 1, gradients do not grow.")
         self.activation = activation

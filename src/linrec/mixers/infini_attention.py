@@ -27,7 +27,7 @@ from linrec.nn.segment_mixer import SegmentMixer, joined
 from linrec.nn.segments import Detach, Sight
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.core.precision import without_autocast
-from linrec.rules import choice, positive
+from linrec.rules import positive
 
 __all__ = ["InfiniAttention", "InfiniMemory"]
 
@@ -108,8 +108,6 @@ class InfiniAttention(SegmentMixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, segment_length=segment_length, detach=detach, dropout=dropout)
-        choice(Update, update=update)
-        choice(Positions, positions=positions)
         positive(eps=eps)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.update, self.gate_empty, self.eps = update, gate_empty, eps

@@ -20,7 +20,7 @@ from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import matrix
-from linrec.rules import COUNT, at_least, choice, positive
+from linrec.rules import COUNT, at_least, positive
 
 __all__ = ["IncrementalRNN"]
 
@@ -73,7 +73,6 @@ class IncrementalRNN(NonlinearMixer):
     ) -> None:
         super().__init__(d_model, mode)
         at_least(1, most=COUNT, n_steps=n_steps)
-        choice(Activation, activation=activation)
         at_least(0, alpha=alpha, std=std)
         positive(eta_init=eta_init, or_none=True)
         self.phi, self.alpha = ACTIVATIONS[activation], alpha

@@ -19,7 +19,7 @@ from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["Jordan"]
 
@@ -68,8 +68,6 @@ class Jordan(NonlinearMixer):
         super().__init__(d_model, mode, 2 * d_model)
         at_least(1, d_hidden=d_hidden, or_none=True, cure="None is `d_model`.")
         require(0 <= mu < 1, f"`mu` must be in [0, 1); got {mu}. With 0, a step sees the last output alone.")
-        choice(Activation, activation=activation)
-        choice(Activation, output_activation=output_activation)
         self.d_hidden = d_model if d_hidden is None else d_hidden
         self.mu, self.sigma, self.sigma_y = mu, ACTIVATIONS[activation], ACTIVATIONS[output_activation]
 

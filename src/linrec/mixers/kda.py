@@ -29,7 +29,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import at_least, choice, divisor, positive, require
+from linrec.rules import at_least, divisor, positive, require
 
 __all__ = ["KimiDeltaAttention"]
 
@@ -120,7 +120,6 @@ class KimiDeltaAttention(Mixer):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
-        choice(Decay, decay=decay)
         at_least(1, n_heads=n_heads, qk_heads=qk_heads, d_v=d_v, rank=rank, or_none=True)
         positive(norm_eps=norm_eps, cure="The released code has 1e-5.")
         require(lower_bound < 0, f"`lower_bound` must be below 0, the least log alpha; got {lower_bound}.")

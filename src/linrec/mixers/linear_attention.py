@@ -40,7 +40,7 @@ from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
 from linrec.ops.inspection import note
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["LinearAttention", "RotaryState", "ScaledState"]
 
@@ -176,8 +176,6 @@ class LinearAttention(Mixer):
         causal: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Normalization, normalization=normalization)
-        choice(Positions, positions=positions)
         at_least(1, rotary_base=rotary_base, cure="RoFormer's is 10000.")
         positive(floor=floor, cure="It keeps a sum from being zero.")
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)

@@ -20,7 +20,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.seen_steps import SeenSteps
 from linrec.ops.core.call import refuse_split_time
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["Linformer"]
 
@@ -80,7 +80,6 @@ class Linformer(Mixer):
         bias: bool = False,
     ) -> None:
         super().__init__(d_model)
-        choice(Sharing, sharing=sharing)
         at_least(1, rank=rank, max_length=max_length)
         self.heads = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.rank, self.max_length, self.sharing = rank, max_length, sharing

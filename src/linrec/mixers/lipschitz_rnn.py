@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from linrec.nn.mixer import State
 from linrec.nn.orthogonal import SkewFieldMixer, field
-from linrec.rules import choice, positive
+from linrec.rules import positive
 
 __all__ = ["LipschitzRNN"]
 
@@ -79,7 +79,6 @@ class LipschitzRNN(SkewFieldMixer):
             d_model, beta=beta, gamma=gamma, gamma_w=gamma, alpha=alpha, init_std=init_std, mode=mode
         )
         positive(epsilon=epsilon)
-        choice(Solver, solver=solver)
         self.epsilon, self.solver = epsilon, solver
         self.U_g = nn.Linear(d_model, d_model) if gate else None
 

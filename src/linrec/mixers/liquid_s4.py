@@ -26,7 +26,7 @@ from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import Discretization
-from linrec.rules import COUNT, at_least, choice, require
+from linrec.rules import COUNT, at_least, require
 
 __all__ = ["LiquidS4"]
 
@@ -101,8 +101,6 @@ class LiquidS4(Mixer):
         powers: Powers = "entries",
     ) -> None:
         super().__init__(d_model)
-        choice(Kernel, kernel=kernel)
-        choice(Powers, powers=powers)
         require(
             powers == "entries" or kernel == "pb",
             f'`powers="sums"` needs `kernel="pb"`; got {kernel!r}. The released "kb" has no such form.',

@@ -25,7 +25,7 @@ from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import drawn_linear, matrix
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["LMU", "Memory"]
 
@@ -117,8 +117,6 @@ class LMU(Mixer):
         at_least(1, order=order)
         at_least(1, d_memory=d_memory, or_none=True)
         positive(theta=theta, cure="It is the number of steps of a window.")
-        choice(Activation, activation=activation, memory_activation=memory_activation)
-        choice(Init, init=init)
         require(
             not feedback or mode in ("auto", "recurrent"),
             f'`mode` must be "auto" or "recurrent" with `feedback=True`; got {mode!r}. With feedback, '

@@ -24,7 +24,7 @@ from linrec.nn.projections import draw
 from linrec.nn.token_shift import token_shift
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import choice, require
+from linrec.rules import require
 
 __all__ = ["LSLSTM"]
 
@@ -89,7 +89,6 @@ class LSLSTM(Mixer):
         forget_bias_init: float | None = None,
     ) -> None:
         super().__init__(d_model)
-        choice(Variant, variant=variant)
         if variant == "released" and forget_bias_init is None:
             forget_bias_init = FORGET_BIAS
         require(

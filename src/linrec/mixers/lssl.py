@@ -105,7 +105,6 @@ class LSSL(Mixer):
     ) -> None:
         super().__init__(d_model)
         dense_ssm.operator.check_mode(mode)
-        choice(Transition, transition=transition)
         at_least(1, most=COUNT, d_state=d_state, n_outputs=n_outputs)
         self.d_state, self.measure, self.mode = d_state, measure, mode
 

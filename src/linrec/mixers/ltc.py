@@ -26,7 +26,7 @@ from linrec.nn.cells import NonlinearMixer, beside_times, lstm_before, lstm_weig
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import matrix
-from linrec.rules import COUNT, at_least, choice
+from linrec.rules import COUNT, at_least
 
 __all__ = ["LTC"]
 
@@ -89,7 +89,6 @@ class LTC(NonlinearMixer):
     ) -> None:
         super().__init__(d_model, mode, (2 if mixed_memory else 1) * d_model)
         at_least(1, most=COUNT, n_steps=n_steps)
-        choice(Variant, variant=variant)
         self.n_steps, self.variant, self.mixed_memory = n_steps, variant, mixed_memory
 
         if variant == "synapses":

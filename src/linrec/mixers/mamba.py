@@ -132,9 +132,6 @@ class Mamba(Mixer):
         dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         at_least(1, expand=expand, d_state=d_state, dt_rank=dt_rank)
         at_least(0, dt_floor=dt_floor, dt_scale=dt_scale, out_scale=out_scale, norm_eps=norm_eps)
-        choice(Rates, A_init=A_init)
-        choice(InnerNorm, inner_norm=inner_norm)
-        choice(Discretization, discretization=discretization)
         require(
             not isinstance(selective, str),
             f"`selective` must be a tuple of names; got {selective!r}. Pass ({selective!r},).",

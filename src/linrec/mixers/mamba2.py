@@ -30,7 +30,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
-from linrec.rules import at_least, choice, divisor, require, span
+from linrec.rules import at_least, divisor, require, span
 
 __all__ = ["Mamba2"]
 
@@ -133,10 +133,6 @@ class Mamba2(Mixer):
         out_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Heads, heads=heads)
-        choice(Projections, projections=projections)
-        choice(Skip, D=D)
-        choice(OutputNorm, output_norm=output_norm)
         at_least(1, d_state=d_state, cure="The paper's layer has 128.")
         at_least(1, expand=expand)
         at_least(0, out_scale=out_scale, norm_eps=norm_eps)

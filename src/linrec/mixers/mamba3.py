@@ -41,7 +41,7 @@ from linrec.ops import inspection
 from linrec.ops.core.call import Call
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
-from linrec.rules import at_least, choice, divisor, require, span
+from linrec.rules import at_least, divisor, require, span
 
 __all__ = ["Mamba3", "Mamba3State", "TrapezoidState", "trapezoid_mixing", "trapezoidal_gate_loop"]
 
@@ -173,11 +173,6 @@ class Mamba3(Mixer):
         dt_floor: float = 1e-4,
     ) -> None:
         super().__init__(d_model)
-        choice(Rate, rate=rate)
-        choice(Discretization, discretization=discretization)
-        choice(Rotation, rotation=rotation)
-        choice(Biases, biases=biases)
-        choice(OutputNorm, output_norm=output_norm)
         at_least(1, d_state=d_state, cure="The paper's layer has 128.")
         at_least(1, expand=expand)
         at_least(0, norm_eps=norm_eps, A_floor=A_floor, dt_floor=dt_floor)

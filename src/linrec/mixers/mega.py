@@ -36,7 +36,7 @@ from linrec.ops import inspection
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
 from linrec.ops.core.call import recording, refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["Mega", "MegaState", "MovingAverage"]
 
@@ -133,8 +133,6 @@ class Mega(Mixer):
         at_least(1, d_qk=d_qk, cure="Try 64.")
         at_least(1, expansion=expansion, cure="Try 2.")
         at_least(1, chunk_size=chunk_size, or_none=True, cure="None is no chunks.")
-        choice(Attention, attention=attention)
-        choice(PositionBias, position_bias=position_bias)
         require(
             position_bias != "rotary" or d_qk % 2 == 0,
             f"`d_qk` must be even where pairs of channels turn; got {d_qk}. "

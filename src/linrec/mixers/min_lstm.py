@@ -20,7 +20,7 @@ from linrec.nn.gates import Gate, positive
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["MinLSTM"]
 
@@ -91,7 +91,6 @@ class MinLSTM(Mixer):
     ) -> None:
         super().__init__(d_model)
         at_least(1, d_state=d_state, or_none=True, cure="None is `d_model`.")
-        choice(Candidate, candidate=candidate)
         self.d_state = d_model if d_state is None else d_state
         self.positive, self.normalize = candidate == "positive", normalize
 

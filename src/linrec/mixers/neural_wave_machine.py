@@ -16,7 +16,7 @@ from torch.nn.functional import conv2d, pad
 
 from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
-from linrec.rules import at_least, choice, divisor, positive, require
+from linrec.rules import at_least, divisor, positive, require
 
 __all__ = ["NeuralWaveMachine"]
 
@@ -75,7 +75,6 @@ class NeuralWaveMachine(NonlinearMixer):
         positive(dt=dt)
         at_least(0, gamma=gamma, epsilon=epsilon)
         divisor("d_model", d_model, rows=rows, or_none=True)
-        choice(Neighbours, neighbours=neighbours)
         self.dt, self.gamma, self.epsilon = dt, gamma, epsilon
         self.rows = max(n for n in range(1, d_model + 1) if d_model % n == 0 and n * n <= d_model)
         self.rows = self.rows if rows is None else rows

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from linrec.nn.cells import Fixed, NonlinearMixer, beside_times, solve
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import State
-from linrec.rules import COUNT, at_least, choice
+from linrec.rules import COUNT, at_least
 
 __all__ = ["OdeFastWeights"]
 
@@ -86,8 +86,6 @@ class OdeFastWeights(NonlinearMixer):
         heads, width = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         super().__init__(d_model, mode, heads, width**2)
         at_least(1, most=COUNT, n_steps=n_steps)
-        choice(Rule, rule=rule)
-        choice(Fixed, solver=solver)
         self.n_heads, self.d_head = heads, width
         self.rule, self.tanh_after, self.plain = rule, tanh_after, plain
         self.solver: Fixed = solver

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.extras import check_extra
-from linrec.nn.cells import ADAPTIVE, SOLVERS, NonlinearMixer, Solver, beside_times, gru_gates, solve
+from linrec.nn.cells import ADAPTIVE, NonlinearMixer, Solver, beside_times, gru_gates, solve
 from linrec.nn.mixer import State
 from linrec.nn.projections import affine_map, matrix
-from linrec.rules import COUNT, at_least, choice, positive, require
+from linrec.rules import COUNT, at_least, positive, require
 
 __all__ = ["OdeRNN"]
 
@@ -99,11 +99,9 @@ class OdeRNN(NonlinearMixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model, mode)
-        choice(Inputs, inputs=inputs)
         at_least(1, d_hidden=d_hidden)
         at_least(1, most=COUNT, n_layers=n_layers, n_steps=n_steps)
         positive(rtol=rtol, atol=atol)
-        choice(SOLVERS, solver=solver)
         if solver in ADAPTIVE:
             check_extra("ode", f'`solver="{solver}"`')
             require(

@@ -21,7 +21,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.token_shift import token_shift
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import COUNT, at_least, choice, require
+from linrec.rules import COUNT, at_least, require
 
 __all__ = ["QRNN", "QRNNState"]
 
@@ -84,7 +84,6 @@ class QRNN(Mixer):
     ) -> None:
         super().__init__(d_model)
         at_least(1, most=COUNT, width=width, cure="The paper's is 2 steps.")
-        choice(Pooling, pooling=pooling)
         require(0 <= zoneout < 1, f"`zoneout` must be in [0, 1); got {zoneout}.")
         self.width, self.zoneout = width, zoneout
 

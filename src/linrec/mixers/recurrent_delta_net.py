@@ -35,7 +35,7 @@ from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import choice, require
+from linrec.rules import require
 
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
 
@@ -110,7 +110,6 @@ class RecurrentDeltaNet(Mixer):
         output_recurrence: bool = False,
     ) -> None:
         super().__init__(d_model)
-        choice(Variant, variant=variant)
         require(
             variant == "recurrent_delta_net" or not output_recurrence,
             f"`output_recurrence` must be False with `variant={variant!r}`; got True. Delta RNN has R_t in "

@@ -17,7 +17,7 @@ from torch import Tensor
 from linrec.mixers import build, canonical, get
 from linrec.mixers.attention import Attention, Positions
 from linrec.nn.mixer import Mixer, State
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["RecurrentPositions"]
 
@@ -82,7 +82,6 @@ class RecurrentPositions(Mixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Heads, heads=heads)
         at_least(2, d_model=d_model)
         at_least(1, most=d_model - 1, d_recurrent=d_recurrent, or_none=True)
         at_least(1, n_recurrent_heads=n_recurrent_heads, or_none=True)

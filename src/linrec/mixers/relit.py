@@ -40,7 +40,7 @@ from linrec.nn.projections import draw
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["ReLiT", "ReLiTState"]
 
@@ -129,7 +129,6 @@ class ReLiT(Mixer):
         at_least(1, eta=eta)
         at_least(1, r=r, or_none=True, cure="None is ReLiT, without approximation.")
         positive(floor=floor, cure="It keeps a sum from being zero.")
-        choice(Variant, variant=variant)
         self.is_released = variant == "released"
         require(
             r != 1 or not self.is_released,

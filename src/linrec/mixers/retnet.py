@@ -26,7 +26,7 @@ from linrec.nn.norms import Norm, gated, make_norm
 from linrec.nn.projections import projected, xavier_linear
 from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["RetNet"]
 
@@ -118,8 +118,6 @@ class RetNet(Mixer):
         out_gain: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Decay, decay=decay)
-        choice(Norm, output_norm=output_norm)
         at_least(1, rotary_base=rotary_base, cure="RetNet's is 10000.")
         positive(norm_eps=norm_eps, out_gain=out_gain)
         d_v = 2 * d_model if d_v is None else d_v

@@ -25,7 +25,7 @@ from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import normalized_gate_loop
-from linrec.rules import choice, positive, require
+from linrec.rules import positive, require
 
 __all__ = ["RFA"]
 
@@ -107,8 +107,6 @@ class RFA(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Features, feature_map=feature_map)
-        choice(Init, init=init)
         positive(floor=floor, cure="It keeps a sum from being zero.")
         require(
             feature_map == "rfa" or tau == 1,

@@ -22,7 +22,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import choice, divisor, positive, span
+from linrec.rules import divisor, positive, span
 
 __all__ = ["RGLRU", "Variant"]
 
@@ -96,11 +96,8 @@ class RGLRU(Mixer):
         input_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Variant, variant=variant)
         a_init_of = a_init_of or ("a^c" if variant == "paper" else "a")
         start = start or ("scaled" if variant == "paper" else "whole")
-        choice(InitOf, a_init_of=a_init_of)
-        choice(Start, start=start)
         positive(c=c, cure="The paper's is 8.")
         span(0, 1, a_init=a_init, cure="The paper's is (0.9, 0.999).")
         self.c, self.start = c, start

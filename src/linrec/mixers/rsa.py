@@ -25,7 +25,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import output_kwargs, projected
 from linrec.ops.attention import AttentionCache, check_options, softmax_attention
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["RSA", "RSAState"]
 
@@ -100,7 +100,6 @@ class RSA(Mixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Gate, gate=gate)
         check_options(None, dropout)
         at_least(0, n_cosine=n_cosine, n_sine=n_sine, or_none=True)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads

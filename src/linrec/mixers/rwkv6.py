@@ -28,7 +28,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.token_shift import Place, TokenShift, start_matrix_state
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, positive
+from linrec.rules import at_least, positive
 
 __all__ = ["RWKV6"]
 
@@ -117,8 +117,6 @@ class RWKV6(Mixer):
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Shift, token_shift=token_shift)
-        choice(Decay, decay=decay)
         at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
         positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)

@@ -25,7 +25,7 @@ from linrec.nn.state_space import Measure, Start, add_transition, log_steps, per
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import dplr_ssm
 from linrec.ops.long_conv.discretization import bilinear_low_rank
-from linrec.rules import COUNT, at_least, choice, divisor, require
+from linrec.rules import COUNT, at_least, divisor, require
 
 __all__ = ["S4"]
 
@@ -120,9 +120,6 @@ class S4(Mixer):
         super().__init__(d_model)
         # `dense_ssm` has the same modes
         dplr_ssm.operator.check_mode(mode)
-        choice(Measure, init=init)
-        choice(Discretization, discretization=discretization)
-        choice(Start, start=start)
         divisor("d_model", d_model, n_ssm=n_ssm, or_none=True)
         at_least(1, most=COUNT, n_outputs=n_outputs)
         require(

@@ -23,7 +23,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
 from linrec.ops.inspection import note
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["S5"]
 
@@ -119,10 +119,6 @@ class S5(Mixer):
         step_rescale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Output, output=output)
-        choice(StartOfC, C_init=C_init)
-        choice(Discretization, discretization=discretization)
-        choice(Approximate, approximate=approximate)
         at_least(1, n_blocks=n_blocks)
         positive(step_rescale=step_rescale, cure="It is a factor; 1.0 leaves the steps as they are.")
         require(

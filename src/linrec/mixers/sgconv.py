@@ -23,7 +23,7 @@ from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.inspection import kernel_mixing
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, require
 
 __all__ = ["SGConv"]
 
@@ -59,8 +59,6 @@ class MultiScaleFilter(LongFilter):
             0 < min(alpha) <= max(alpha) <= 1,
             f"`alpha` must be decays above 0 and at most 1, of the first and the last channel; got {alpha}.",
         )
-        choice(AlphaSpacing, alpha_spacing=alpha_spacing)
-        choice(Upsampling, upsampling=upsampling)
         self.alpha, self.alpha_spacing, self.upsampling = alpha, alpha_spacing, upsampling
         scales = 1 + max(0, math.ceil(math.log2(length / d_kernel)))
         self.w = nn.Parameter(torch.randn(scales, channels, d_kernel))

@@ -35,7 +35,6 @@ from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.slstm_steps import SLSTMBackend, log_forget, slstm_steps
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
-from linrec.rules import choice
 
 __all__ = ["SLSTM", "SLSTMState"]
 
@@ -120,9 +119,6 @@ class SLSTM(Mixer):
         backend: SLSTMBackend = "auto",
     ) -> None:
         super().__init__(d_model)
-        choice(ForgetGate, forget_gate=forget_gate)
-        choice(RecurrentInit, recurrent_init=recurrent_init)
-        choice(SLSTMBackend, backend=backend)
         self.n_heads = few_heads(d_model, HEADS) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.sigmoid = forget_gate == "sigmoid"

@@ -22,7 +22,6 @@ from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.fast_weights import CHANNELS_PER_HEAD
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
-from linrec.rules import choice
 
 __all__ = ["SRWM"]
 
@@ -83,7 +82,6 @@ class SRWM(Mixer):
         init_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        choice(Rates, rates=rates)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.input_softmax = input_softmax
         # channels of y, k, q and beta

@@ -23,7 +23,6 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.token_shift import token_shift
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import choice
 
 __all__ = ["StronglyTypedRNN", "StronglyTypedState"]
 
@@ -79,7 +78,6 @@ class StronglyTypedRNN(Mixer):
 
     def __init__(self, d_model: int, *, variant: Variant = "lstm") -> None:
         super().__init__(d_model)
-        choice(Variant, variant=variant)
         self.variant = variant
         width = d_model if variant == "rnn" else 2 * d_model
         self.z = nn.Linear(width, d_model, bias=variant != "rnn")

@@ -26,7 +26,7 @@ from linrec.nn.projections import output_kwargs
 from linrec.nn.seen_steps import SeenSteps
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
-from linrec.rules import at_least, choice, divisor, require
+from linrec.rules import at_least, divisor, require
 
 __all__ = ["Synthesizer", "SynthesizerState"]
 
@@ -119,8 +119,6 @@ class Synthesizer(Mixer):
         causal: bool = True,
     ) -> None:
         super().__init__(d_model)
-        choice(Scores, scores=scores)
-        choice(SecondScores, second=second)
         require(scores != second, f'`second` must differ from `scores`; got {second!r}. Pass "none".')
         at_least(1, max_length=max_length, rank=rank)
         at_least(1, d_hidden=d_hidden, factor=factor, or_none=True)

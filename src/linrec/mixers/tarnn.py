@@ -23,7 +23,7 @@ from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import matrix
 from linrec.nn.token_shift import token_shift
-from linrec.rules import COUNT, at_least, choice
+from linrec.rules import COUNT, at_least
 
 __all__ = ["TARNN"]
 
@@ -85,7 +85,6 @@ class TARNN(NonlinearMixer):
     ) -> None:
         super().__init__(d_model, mode)
         at_least(1, most=COUNT, n_steps=n_steps)
-        choice(Activation, activation=activation)
         at_least(0, a_init=a_init)
         self.phi, self.gate_inside = ACTIVATIONS[activation], gate_inside
 

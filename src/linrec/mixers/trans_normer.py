@@ -32,7 +32,7 @@ from linrec.nn.positions import AttentionState, positions
 from linrec.nn.projections import drawn_linear, output_kwargs, projected
 from linrec.ops.attention import AttentionCache, softmax_attention
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice
+from linrec.rules import at_least
 
 __all__ = ["TransNormer", "block_attention", "first_state"]
 
@@ -127,10 +127,6 @@ class TransNormer(Mixer):
         block_size: int | None = None,
     ) -> None:
         super().__init__(d_model)
-        choice(Positions, positions=positions)
-        choice(Slopes, slopes=slopes)
-        choice(FeatureMap, feature_map=feature_map)
-        choice(OutputNorm, output_norm=output_norm)
         at_least(1, lrpe_base=lrpe_base, cure="The paper's is 10000.")
         at_least(1, block_size=block_size, or_none=True, cure="TransNormer's is 64.")
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)

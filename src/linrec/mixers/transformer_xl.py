@@ -27,7 +27,7 @@ from linrec.nn.rotary import Rotary
 from linrec.nn.segment_mixer import PastSteps, SegmentMixer, Steps, all_keys_and_values, extended
 from linrec.nn.segments import Detach, Sight
 from linrec.nn.visible_attention import DistanceScores, QueryBiases, distance_attention, visible_attention
-from linrec.rules import at_least, choice, positive, require
+from linrec.rules import at_least, positive, require
 
 __all__ = ["TransformerXL"]
 
@@ -135,7 +135,6 @@ class TransformerXL(SegmentMixer):
         at_least(0, memory_length=memory_length, or_none=True)
         at_least(0, clamp=clamp, or_none=True)
         positive(init_std=init_std)
-        choice(Positions, positions=positions)
         require(
             positions == "relative" or (clamp is None and not untie_biases),
             f'`clamp` and `untie_biases` are of positions="relative"; got positions={positions!r}.',

@@ -17,7 +17,7 @@ from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import tensor_options
 from linrec.nn.projections import readable
-from linrec.rules import choice, divisor, require
+from linrec.rules import divisor, require
 
 __all__ = ["WaveRNN"]
 
@@ -82,9 +82,6 @@ class WaveRNN(NonlinearMixer):
             kernel_size % 2 == 1 and 3 <= kernel_size <= 2 * units + 1,
             f"`kernel_size` must be odd, from 3 to {2 * units + 1}, to have neighbours; got {kernel_size}.",
         )
-        choice(Activation, activation=activation)
-        choice(Init, init=init)
-        choice(InputInit, input_init=input_init)
         self.n_channels, self.activation = n_channels, activation
         self.kernel_size = kernel_size
 

@@ -266,10 +266,7 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[State, ...]:
         """Return the state before the first token of the targets, one entry per block of the decoder.
 
-        Args:
-            source: (b, s) int64 tokens, or (b, s, n_features) real features.
-            lengths: (b,) int64, the length of each source, from 1 to s; later steps are padding. None if all
-                lengths are s.
+        The arguments are `source` and `source_lengths` of `forward`.
 
         Example:
             >>> import torch

@@ -134,18 +134,7 @@ class SequenceEncoder(nn.Module):
     ) -> Float[Tensor, "b t d_model"]:
         """Return the outputs of every step; outputs at padding are meaningless.
 
-        Args:
-            x: (b, t) int64 tokens, or (b, t, n_features) real features.
-            lengths: (b,) int64, the length of each sequence, from 1 to t; later steps are padding. None if
-                all lengths are t.
-            dt: (b, t), the time since the step before; see `Mixer.forward`. All mixers must have `takes_dt`.
-
-        Raises:
-            ValueError: `x`, `lengths` or `dt` has the wrong shape, or a length is out of range. Lengths on
-                CUDA are not checked, because the check would wait for the device; keep `lengths` on the CPU
-                instead.
-            TypeError: tokens or lengths are not integers, features or times are not of a floating dtype, or a
-                mixer does not take `dt`.
+        Arguments and errors are as in `SequenceClassifier.forward` without pairs.
         """
         y, _ = self.encoded(x, lengths, dt)
         return y

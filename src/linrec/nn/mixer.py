@@ -1,10 +1,11 @@
 """The interface of all time mixers."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float
@@ -89,8 +90,13 @@ class Mixer(Float32Module):
     def __new__(cls: type[M], *args: Any, **arguments: Any) -> M:
         """Check the arguments against the annotations of `__init__`, before it reads them."""
         start = cls.__init__
+        hints = start.__annotations__
+        if any(isinstance(hint, str) for hint in hints.values()):
+            # of a file with `from __future__ import annotations`, which may name types of type checkers alone
+            with suppress(NameError):
+                hints = get_type_hints(start)
         # copies are made without arguments
-        typed(start.__annotations__, **signature(start).bind_partial(None, *args, **arguments).arguments)
+        typed(hints, **signature(start).bind_partial(None, *args, **arguments).arguments)
         mixer = super().__new__(cls)
         vars(mixer)["_make_again"] = partial(cls, *args, **arguments)
         return mixer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from linrec.cli.bench import _spread
+from linrec.cli.bench import with_names_apart
 from linrec.cli.options import BenchOptions
 from linrec.cli.parsing import parse, peek
 from linrec.cli.train import config_of, options_type
@@ -76,7 +76,7 @@ def test_jobs_of_the_queue_are_commands(tmp_path: Path) -> None:
             options = parse(options_type(config, peek(words, "--model.mixer")), words, job.name)
             config_of(options, config.name, config.task.section)
         else:
-            options = parse(BenchOptions, _spread([name, *words]), job.name)
+            options = with_names_apart(parse(BenchOptions, [name, *words], job.name))
             reading = {word.partition("=")[0] for word in options.data}
             entries = [
                 entry.reading(text) if entry.name in reading else entry

@@ -106,7 +106,7 @@ def test_probes_are_of_one_kind_each():
         ),
         ({"mix": BASED}, "`length` must be the longest length in `mix`, 32; got 64"),
         ({"mix": ((64, 4, 0),)}, "`mix` must have weights of at least 1; got 0"),
-        ({"filler": "noise"}, "`filler` must be 'zero' or 'random'; got 'noise'"),
+        ({"filler": "noise"}, "no `filler` 'noise'; did you mean"),
     ],
 )
 def test_kinds_that_do_not_fit_are_refused(fields, message):

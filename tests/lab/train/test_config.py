@@ -102,6 +102,7 @@ def test_a_configuration_of_another_version_is_refused() -> None:
         ("clip_norm", 0.0, "`clip_norm` must be positive and finite"),
         ("weight_decay", -0.1, "`weight_decay` must be at least 0"),
         ("min_lr", 1.0, "`min_lr` must be at most `lr`"),
+        ("schedule", "cosin", "no `schedule` 'cosin'; did you mean 'cosine'"),
         ("label_smoothing", 1.0, r"`label_smoothing` must be in \[0, 1\); got 1.0"),
         ("betas", (0.9, 1.0), r"`betas` must be two numbers in \[0, 1\)"),
     ],
@@ -131,9 +132,11 @@ def test_shards_need_whole_blocks() -> None:
         ({"log_every": 0}, "`log_every` must be at least 1"),
         ({"seed": -1}, "`seed` must be at least 0"),
         ({"batch_size": 32, "accumulate": 3}, "`accumulate` must divide `batch_size` = 32"),
+        ({"precision": "fp16"}, "no `precision` 'fp16'; did you mean"),
+        ({"strategy": "fspd"}, "no `strategy` 'fspd'; did you mean 'fsdp'"),
     ],
 )
-def test_loop_values_out_of_range(fields: dict[str, int], message: str) -> None:
+def test_loop_values_out_of_range(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoopConfig(**fields)  # type: ignore[arg-type]
 

@@ -6,14 +6,13 @@ and its class after the last colon, or in an archive of regressions a number. A 
 mark.
 """
 
-import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +20,11 @@ from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.base import (
     ObjectiveName,
     SplitName,
     errors_of_numbers,
-    require_at_least,
     scores_by_class,
 )
 from linrec.lab.tasks.files import FileTask
@@ -157,8 +154,6 @@ POOLED = (0.7, 0.85)
 VARIANTS = ("_eq", "_nmv", "_eq_nmv")
 """Suffixes of alternative versions of a data set: with equal lengths, or without missing values."""
 
-AnyArchive = TypeVar("AnyArchive", bound="TsArchive")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TsArchive(FileTask):
@@ -186,16 +181,15 @@ class TsArchive(FileTask):
     seed: int = 0
     n_dimensions: int | None = None
     vocab_size: ClassVar[int | None] = None
+    content_in: ClassVar[tuple[str, ...]] = ("content",)
+    least: ClassVar[Mapping[str, int]] = {"seed": 0}
     numbers: ClassVar[bool]
     """Whether the labels are real numbers; if not, they are classes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.splits not in ("archive", "pooled"):
-            raise unknown("`splits`", self.splits, ["archive", "pooled"])
+    def check(self) -> None:
+        """Require a share."""
         if not 0 < self.validation_share < 1:
             raise ValueError(f"`validation_share` must be between 0 and 1; got {self.validation_share}.")
-        require_at_least(self, seed=0)
 
     @property
     def n_features(self) -> int | None:
@@ -205,24 +199,6 @@ class TsArchive(FileTask):
     def sizes(self) -> dict[str, int]:
         """Return the values of fields that are in the files."""
         return {"n_dimensions": self.content[1]["train"].values.shape[-1]}
-
-    def prepared(self: AnyArchive) -> AnyArchive:
-        """Read the files, and return the task with all fields set whose values are in the files.
-
-        Raises:
-            DataError: a file is missing, damaged, or of the wrong kind.
-            ValueError: the files have another number of dimensions or classes than the task.
-        """
-        sizes: dict[str, Any] = self.sizes()
-        for name, number in sizes.items():
-            if getattr(self, name) not in (None, number):
-                raise ValueError(
-                    f"`{name}` must be {number}, as in {self.path}; got {getattr(self, name)}. Leave it out."
-                )
-        task = dataclasses.replace(self, **sizes)
-        # keep the content, so that the files are not read again
-        task.__dict__["content"] = self.content
-        return task
 
     def read(self) -> dict[SplitName, LabelledSeries]:
         """Read the files, and return all splits."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linrec.lab.tasks.base import SplitName, require_at_least
+from linrec.lab.tasks.base import SplitName
 from linrec.lab.tasks.images import SequentialSplit
 from linrec.lab.tasks.labelled import LabelledTask, LabelledTokens
 
@@ -69,10 +69,10 @@ class ListOps(LabelledTask):
     n_test: int = 2_000
     vocab_size: ClassVar[int] = len(SYMBOLS)
     n_outputs: ClassVar[int] = 10
+    least: ClassVar[Mapping[str, int]] = {"min_length": 1, "depth": 1, "n_arguments": 2}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, min_length=1, depth=1, n_arguments=2)
+    def check(self) -> None:
+        """Require a range of lengths."""
         if self.length < self.min_length:
             raise ValueError(
                 f"`length` must be at least `min_length` = {self.min_length}; got {self.length}."
@@ -189,8 +189,8 @@ class Pathfinder(LabelledTask):
     n_outputs: ClassVar[int] = 2
     not_drawn_from: ClassVar[tuple[str, ...]] = ("cache", "tokens")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Require a size of the Arena, and paths that fit."""
         if self.size not in SIZES:
             raise ValueError(f"`size` must be one of {', '.join(map(str, SIZES))}; got {self.size}.")
         if not 3 <= self.contour_length <= LONGEST:

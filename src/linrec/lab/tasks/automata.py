@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from linrec.lab.tasks.base import NO_TARGET, SplitName, require_at_least
+from linrec.lab.tasks.base import NO_TARGET, SplitName
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask, require_longer_probes
 
@@ -53,10 +54,10 @@ class StringTask(SyntheticTask):
     min_length: int | None = 1
     fresh: bool = True
     group_name: ClassVar[str] = "length"
+    least: ClassVar[Mapping[str, int]] = {"length": 1}
 
     def check(self) -> None:
         """Require a range of lengths, longer probes, and enough strings for disjoint splits."""
-        require_at_least(self, n_train=1, n_validation=1, n_test=1, length=1)
         if not 1 <= self.shortest <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         require_longer_probes(self)
@@ -339,7 +340,7 @@ class WordProblem(StateTracking):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventXor(ClassificationTask):
+class EventXor(CheckedTask, ClassificationTask):
     """Tell whether the number of ones is odd in a bit string that is given as events.
 
         x_i = (b_{t_i}, (t_i - t_{i-1}) / 32),   t_0 = 0,   y = b_1 + ... + b_L   (mod 2)
@@ -381,15 +382,11 @@ class EventXor(ClassificationTask):
     vocab_size: ClassVar[int | None] = None
     n_features: ClassVar[int | None] = 2
     n_outputs: ClassVar[int] = 2
+    least: ClassVar[Mapping[str, int]] = {"length": 2}
 
-    def __post_init__(self) -> None:
-        require_at_least(self, length=2)
-        # the task of the strings checks the other fields
+    def check(self) -> None:
+        """Check the fields by the task of the strings."""
         self.strings()
-
-    def prepared(self) -> "EventXor":
-        """Return the task itself, which does not depend on files."""
-        return self
 
     def split(self, name: SplitName) -> LabelledSeries:
         """Return the samples of a split."""

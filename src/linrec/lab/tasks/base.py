@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
     inputs: Int64[Tensor, "b *pair t"] | Float[Tensor, "b *pair t f"]
     targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
-    reset: Bool[Tensor, "b t"] | None
+    reset: Bool[Tensor, "b t"] | None = None
     lengths: Int64[Tensor, "b *pair"] | None = None
     dt: Float[Tensor, "b t"] | None = None
     source: Int64[Tensor, "b s"] | None = None

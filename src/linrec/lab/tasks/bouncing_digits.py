@@ -28,7 +28,6 @@ from linrec.lab.tasks.base import (
     SplitName,
     StoredSource,
     errors_of_numbers,
-    require_at_least,
 )
 from linrec.lab.tasks.drawing import split_generator
 from linrec.lab.tasks.files import FileTask
@@ -175,12 +174,20 @@ class BouncingDigits(FileTask):
     vocab_size: ClassVar[int | None] = None
     reset_token: ClassVar[int | None] = None
     wanted: ClassVar[str] = SequentialImages.wanted
+    least: ClassVar[Mapping[str, int]] = dict(
+        length=2,
+        n_digits=1,
+        size=1,
+        shrink=1,
+        n_train=1,
+        n_validation=1,
+        n_test=1,
+        n_validation_images=1,
+        seed=0,
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "other", None if self.other is None else Path(self.other).expanduser())
-        require_at_least(self, length=2, n_digits=1, size=1, shrink=1, n_train=1, n_validation=1, n_test=1)
-        require_at_least(self, n_validation_images=1, seed=0)
+    def check(self) -> None:
+        """Require hidden frames, and a size that can be shrunk."""
         if self.shown is not None and not 1 <= self.shown < self.length:
             raise ValueError(
                 f"`shown` must be from 1 to `length` - 1 = {self.length - 1}, or None; got {self.shown}."
@@ -220,15 +227,10 @@ class BouncingDigits(FileTask):
         return {self.other.resolve().name: self._films("test", images)}
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Films) -> dict[str, Any]:
-        """Return scores of predictions on a split.
+        """Return scores of predicted pixels for each step of each video.
 
-        Args:
-            predictions: pixels for each step of each video, shape (n, length - 1, f), on any device.
-            split: the split of the targets.
-
-        Returns:
-            "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
-            {"frame": number from 1, "mse"}.
+        These are "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
+        {"frame": number from 1, "mse"}.
         """
         scores: dict[str, Any] = dict(errors_of_numbers(predictions, split))
         squares = torch.zeros(self.length - 1, dtype=torch.float64)

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.lab.tasks.base import Batch, SplitName, require_at_least
+from linrec.lab.tasks.base import Batch, SplitName
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.images import N_CLASSES, Images, ImageTask, SequentialSplit, white_noise
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
@@ -201,8 +200,9 @@ class SequentialCIFAR(ImageTask):
     )
     n_columns: ClassVar[int] = SIDE
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Require a number of classes, and tokens or noise."""
+        super().check()
         if self.n_classes not in (10, 20, 100):
             raise ValueError(f"`n_classes` must be 10, 20 or 100; got {self.n_classes}.")
         if self.tokens and (self.by_row or not self.grey):
@@ -342,12 +342,7 @@ class NoisePaddedCIFAR(FileTask, ClassificationTask):
     n_outputs: ClassVar[int] = N_CLASSES
     n_features: ClassVar[int] = SIDE * CHANNELS
     wanted: ClassVar[str] = SequentialCIFAR.wanted
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, n_validation=1, seed=0, length=SIDE)
-        if self.noise not in ("fresh", "fixed"):
-            raise unknown("`noise`", self.noise, ["fresh", "fixed"])
+    least: ClassVar[Mapping[str, int]] = {"n_validation": 1, "seed": 0, "length": SIDE}
 
     def read(self) -> dict[SplitName, Any]:
         """Read the files, and return all splits."""

@@ -11,7 +11,6 @@ from jaxtyping import Int64
 from linrec.lab.tasks.base import NO_TARGET
 from linrec.lab.tasks.drawing import noisy, require_noise, without_replacement
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask
-from linrec.rules import choice
 
 __all__ = ["Compression", "Copying", "LstmTask2b", "Memorization", "SegmentCopy", "SelectiveCopying"]
 
@@ -173,7 +172,6 @@ class SegmentCopy(SyntheticTask):
 
     def check(self) -> None:
         """Require a known kind, room for symbols and answers, and enough keys."""
-        choice(Kind, kind=self.kind)
         if self.length < self._given + self.n_copied:
             raise ValueError(
                 f"`length` must be at least {self._given + self.n_copied}, so that {self.n_copied} symbols "

@@ -5,13 +5,12 @@ Source: Zhou and others (2021), arXiv:2012.07436 (Informer), for the data and th
 """
 
 import csv
-import dataclasses
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,10 +25,8 @@ from linrec.lab.tasks.base import (
     SplitName,
     StoredSource,
     errors_of_numbers,
-    require_at_least,
 )
 from linrec.lab.tasks.files import FileTask
-from linrec.rules import at_least
 from linrec.text import DataError
 
 __all__ = ["Ett", "Forecast", "Windows"]
@@ -45,9 +42,6 @@ CALENDAR = 5
 """Number of calendar features."""
 PER_HOUR: Mapping[int, int] = {3600: 1, 900: 4}
 """Steps per hour, by the seconds per step."""
-
-
-AnyForecast = TypeVar("AnyForecast", bound="Forecast")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +138,8 @@ class Forecast(FileTask):
     objective: ClassVar[ObjectiveName] = "regression"
     vocab_size: ClassVar[int | None] = None
     reset_token: ClassVar[int | None] = None
+    content_in: ClassVar[tuple[str, ...]] = ("_content",)
+    least: ClassVar[Mapping[str, int]] = {"shown": 1, "horizon": 1, "n_series": 1}
     series: ClassVar[tuple[str, ...] | None] = None
     """Names that the header must have; None takes any."""
     wanted: ClassVar[str] = (
@@ -151,11 +147,6 @@ class Forecast(FileTask):
         "or electricity.csv or weather.csv by the link of https://github.com/thuml/Autoformer, and pass the "
         "file with --data.path."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, shown=1, horizon=1)
-        at_least(1, n_series=self.n_series, or_none=True)
 
     @property
     def n_features(self) -> int:
@@ -167,21 +158,9 @@ class Forecast(FileTask):
         """Real numbers per target: the number of series; 1 before `prepared`, unless `n_series` is given."""
         return (self.n_series or 1) if self.multivariate else 1
 
-    def prepared(self: AnyForecast) -> AnyForecast:
-        """Read the file, and return the task with `n_series` set.
-
-        Raises:
-            DataError: the file is missing, damaged, or of the wrong kind.
-            ValueError: the file has another number of series than `n_series`.
-        """
-        n_series = len(self._content[0])
-        if self.n_series not in (None, n_series):
-            raise ValueError(f"`n_series` must be {n_series}, as in {self.path}; got {self.n_series}.")
-        task = dataclasses.replace(self, n_series=n_series)
-        # keep the content, so that the file is not read again
-        task.__dict__["_content"] = self._content
-        task.split("train")
-        return task
+    def sizes(self) -> dict[str, int]:
+        """Return the number of series in the file."""
+        return {"n_series": len(self._content[0])}
 
     @property
     def chance(self) -> float:
@@ -197,16 +176,10 @@ class Forecast(FileTask):
         return float(self.score(zeros, test)["mse"])
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Windows) -> dict[str, Any]:
-        """Return scores of predictions on a split.
+        """Return "mse", "mae" and "nrmse" of normalised values, as in the literature.
 
-        Args:
-            predictions: real numbers for each step of each window, shape (n, shown + horizon, f), on any
-                device; shown steps are ignored.
-            split: the split of the targets.
-
-        Returns:
-            "mse" and "mae" of normalised values, as in the literature, and "nrmse", which is 1 for the best
-            constant.
+        Predictions are real numbers for each step of each window; shown steps are ignored. The best constant
+        has an "nrmse" of 1.
         """
         return dict(errors_of_numbers(predictions, split))
 
@@ -280,8 +253,8 @@ class Ett(Forecast):
         "https://github.com/zhouhaoyi/ETDataset, and pass the file with --data.path."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Require the name of a series."""
         if self.target not in SERIES:
             raise unknown("`target`", str(self.target), SERIES)
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.files import reason, replacing
 from linrec.lab.corpora import default_cache
-from linrec.lab.tasks.base import SPLIT_NAMES, Source, SplitName
+from linrec.lab.tasks.base import Source, SplitName
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.tensor_files import UNREADABLE, read_tensors, write_tensors
 from linrec.text import DataError
 
@@ -24,7 +24,7 @@ OfFiles = TypeVar("OfFiles", bound="FileTask")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileTask(abc.ABC):
+class FileTask(CheckedTask, abc.ABC):
     """Base class of tasks whose data are read from files; a subclass defines `read`.
 
     Args:
@@ -37,39 +37,34 @@ class FileTask(abc.ABC):
 
     path: Path | None = None
     section: ClassVar[str] = "data"
+    content_in: ClassVar[tuple[str, ...]] = ()
+    """Cached properties that `sizes` reads."""
     wanted: ClassVar[str]
     """Sentences for error messages: the required files, their source, and the option to pass them."""
-
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has a string
-        object.__setattr__(self, "path", None if self.path is None else Path(self.path).expanduser())
 
     @abc.abstractmethod
     def read(self) -> Mapping[SplitName, Source]:
         """Read the files, and return all splits."""
 
+    def sizes(self) -> Mapping[str, int]:
+        """Read the files, and return the fields whose values are in the files; by default, none."""
+        return {}
+
     def prepared(self: OfFiles) -> OfFiles:
-        """Read the files, and return the task itself.
+        """Read the files, and return the task with all fields set whose values are in the files.
 
         Raises:
             DataError: the files are missing, damaged, or of the wrong kind.
+            ValueError: a field has another value than the files.
         """
+        sizes = self.sizes()
+        for name, number in sizes.items():
+            if getattr(self, name) not in (None, number):
+                raise ValueError(
+                    f"`{name}` must be {number}, as in {self.path}; got {getattr(self, name)}. Leave it out."
+                )
         self.split("train")
-        return self
-
-    def split(self, name: SplitName) -> Any:
-        """Return the sequences of a split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Raises:
-            ValueError: the split does not exist.
-            DataError: the files are missing, damaged, or of the wrong kind.
-        """
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
+        return self.passing_on("_splits", *self.content_in, **sizes) if sizes else self
 
     def existing(self) -> Path:
         """Return the path after checking that it exists.

@@ -1,5 +1,6 @@
 """HAR-2: tell activities apart, from the signals of a smartphone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 
-from linrec.lab.tasks.base import SplitName, require_at_least
+from linrec.lab.tasks.base import SplitName
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries
 from linrec.text import DataError
@@ -55,15 +56,12 @@ class Har2(FileTask, ClassificationTask):
     vocab_size: ClassVar[int | None] = None
     n_features: ClassVar[int | None] = len(SIGNALS)
     n_outputs: ClassVar[int] = 2
+    least: ClassVar[Mapping[str, int]] = {"n_validation_persons": 1, "seed": 0}
     wanted: ClassVar[str] = (
         "Download the data of https://archive.ics.uci.edu/dataset/240/"
         "human+activity+recognition+using+smartphones, unpack the archive in it too, and pass the folder "
         "UCI HAR Dataset with --data.path."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, n_validation_persons=1, seed=0)
 
     def read(self) -> dict[SplitName, LabelledSeries]:
         """Read the files, and return all splits."""

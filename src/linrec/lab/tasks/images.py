@@ -16,8 +16,7 @@ from jaxtyping import Float, Int64, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.lab.tasks.base import Batch, SplitName, StoredSource, require_at_least
+from linrec.lab.tasks.base import Batch, SplitName, StoredSource
 from linrec.lab.tasks.drawing import split_generator
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask
@@ -108,14 +107,12 @@ class ImageTask(FileTask, ClassificationTask):
     by_row: bool = False
     test_noise: tuple[float, ...] = ()
     test_salt_and_pepper: tuple[float, ...] = ()
+    least: ClassVar[Mapping[str, int]] = {"n_validation": 1, "seed": 0}
     n_columns: ClassVar[int]
     """Number of columns of an image."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, n_validation=1, seed=0)
-        if self.permutation not in ("random", "bit-reversal"):
-            raise unknown("`permutation`", self.permutation, ["random", "bit-reversal"])
+    def check(self) -> None:
+        """Require a permutation where it has a kind, and levels of noise in their ranges."""
         if self.permutation != "random" and not self.permuted:
             raise ValueError(
                 f"`permutation` = {self.permutation!r} needs `permuted` = True; got `permuted` = False. Pass "

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,11 +25,11 @@ from linrec.lab.tasks.base import (
     Source,
     SplitName,
     StoredSource,
-    require_at_least,
     scores_by_class,
     times_of,
 )
 from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.lab.tasks.files import kept
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def stratified(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledTask(ClassificationTask):
+class LabelledTask(CheckedTask, ClassificationTask):
     """Base class of tasks with generated token sequences and a class per sequence; a subclass defines `draw`.
 
     All samples of all splits are distinct. They are generated once, and cached in a file per split.
@@ -232,15 +232,11 @@ class LabelledTask(ClassificationTask):
     seed: int = 0
     cache: Path | None = None
     section: ClassVar[str] = "task"
+    least: ClassVar[Mapping[str, int]] = {"n_train": 1, "n_validation": 1, "n_test": 1, "seed": 0}
     version: ClassVar[int] = 1
     """Version of the generator, increased when the same fields give different samples."""
     not_drawn_from: ClassVar[tuple[str, ...]] = ("cache",)
     """Fields that the cached samples do not depend on."""
-
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has a string
-        object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
-        require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
 
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
@@ -252,10 +248,7 @@ class LabelledTask(ClassificationTask):
         return self
 
     def split(self, name: SplitName) -> "LabelledTokens | SequentialSplit":
-        """Return the samples of a split.
-
-        Args:
-            name: "train", "validation" or "test".
+        """Return the samples of a split: "train", "validation" or "test".
 
         Raises:
             ValueError: the split does not exist, or there are too few distinct samples.
@@ -263,7 +256,7 @@ class LabelledTask(ClassificationTask):
         return self.labelled(name)
 
     def labelled(self, name: SplitName) -> LabelledTokens:
-        """Return the samples of a split as they are cached; see `split` for arguments and errors."""
+        """Return the samples of a split as they are cached; errors as in `split`."""
         if name not in SPLIT_NAMES:
             raise unknown("split", name, SPLIT_NAMES)
         if name not in self._found:

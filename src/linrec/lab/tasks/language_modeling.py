@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from linrec.lab.corpora import DatasetRows, Shards, TextCounts, TextFiles, Texts
 from linrec.lab.corpora.genomes import Genome, is_genome
 from linrec.lab.corpora.texts import CutFile, WithoutSpaces
 from linrec.lab.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, ObjectiveName, SplitName
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.text import DataError, Tokenizer
 
 __all__ = ["LanguageModeling", "TokenSplit"]
@@ -151,7 +152,7 @@ class TokenSplit:
 
 
 @dataclass(frozen=True)
-class LanguageModeling:
+class LanguageModeling(CheckedTask):
     """Predict the next token of a text.
 
         target_n = x_{n+1}
@@ -225,11 +226,8 @@ class LanguageModeling:
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "classification"
 
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has strings
-        for name in ("path", "cache", "intervals"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else Path(value))
+    def check(self) -> None:
+        """Require a single source of the text, and shares."""
         if self.path is not None and self.dataset is not None:
             raise DataError(
                 f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."
@@ -294,11 +292,11 @@ class LanguageModeling:
                 f"`vocab_size` must be at least the {needed} tokens of the tokenizer {self.tokenizer!r}; "
                 f"got {self.vocab_size}. Leave it out."
             )
-        return self._replaced(vocab_size=self.vocab_size or needed)
+        return self.passing_on("_shards", vocab_size=self.vocab_size or needed)
 
     def at_length(self, length: int) -> "LanguageModeling":
         """Return the task with windows of another length."""
-        return self._replaced(length=length)
+        return self.passing_on("_shards", length=length)
 
     def split(self, name: SplitName) -> TokenSplit:
         """Return the windows over the text of a split; no windows if the text does not have this split.
@@ -319,12 +317,6 @@ class LanguageModeling:
     def tokenizer_object(self) -> Tokenizer:
         """Return the tokenizer that made the tokens."""
         return self._shards.tokenizer
-
-    def _replaced(self, **fields: Any) -> "LanguageModeling":
-        task = dataclasses.replace(self, **fields)
-        # keep the shards, so that the files are not read again
-        task.__dict__["_shards"] = self._shards
-        return task
 
     @cached_property
     def _shards(self) -> Shards:

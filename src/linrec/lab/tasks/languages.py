@@ -21,7 +21,6 @@ from linrec.lab.tasks.automata import Lengths, StateTracking, Steps, StringTask
 from linrec.lab.tasks.base import NO_TARGET
 from linrec.lab.tasks.drawing import places
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask, require_longer_probes
-from linrec.rules import choice
 
 __all__ = ["CounterLanguage", "Dyck", "StringCopy"]
 
@@ -75,7 +74,6 @@ class StringCopy(StringTask):
 
     def check(self) -> None:
         """Require a known kind of key, and strings with room for the key and the answers."""
-        choice(Key, key=self.key)
         if self.key != "none" and self.min_length < self.n_key + self.n_answers:
             raise ValueError(
                 f"`min_length` must be at least `n_key` + `n_answers` = {self.n_key + self.n_answers} with a "
@@ -176,7 +174,6 @@ class Dyck(StateTracking):
 
     def check(self) -> None:
         """Require targets at all steps, room for a pair of brackets, and fields that fit."""
-        choice(Asked, ask=self.ask)
         if not self.dense:
             raise ValueError("`dense` must be True: at the end of a string, no bracket is open.")
         if self.shortest < 2:

@@ -14,7 +14,7 @@ The paper gives the range of numbers, the length, the resets per sample, the mod
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -25,9 +25,9 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.lab.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared, require_at_least
+from linrec.lab.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared
 from linrec.lab.tasks.drawing import draw_distinct
+from linrec.lab.tasks.fields import CheckedTask
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
@@ -94,15 +94,15 @@ def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modul
 
 
 @dataclass(frozen=True)
-class MemoryHorizon:
+class MemoryHorizon(CheckedTask):
     """The Memory Horizon task and its configuration; the defaults are the paper's table 2.
 
         target_n = compress(x_{r+1}, ..., x_n)   with r the latest reset at or before n
 
-    Inputs are the numbers 0 .. `max_number` and the reset token `max_number + 1`; targets are
-    0 .. `modulus` - 1. The data depend only on the fields below; splits have no samples in common. Test
-    samples are drawn first, then validation samples, then training samples, so that a larger `n_samples` does
-    not change the held-out samples.
+    Every position has a target, and the group of a position is its span, n - r. Inputs are the numbers
+    0 .. `max_number` and the reset token `max_number + 1`; targets are 0 .. `modulus` - 1. The data depend
+    only on the fields below; splits have no samples in common. Test samples are drawn first, then validation
+    samples, then training samples, so that a larger `n_samples` does not change the held-out samples.
 
     Args:
         max_number: largest input number.
@@ -145,11 +145,12 @@ class MemoryHorizon:
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "classification"
+    least: ClassVar[Mapping[str, int]] = dict(
+        max_number=0, length=1, n_resets=0, modulus=1, n_validation=1, n_test=1, seed=0
+    )
 
-    def __post_init__(self) -> None:
-        require_at_least(
-            self, max_number=0, length=1, n_resets=0, modulus=1, n_validation=1, n_test=1, seed=0
-        )
+    def check(self) -> None:
+        """Require positions for the resets, and enough different sequences."""
         if self.n_resets > self.length:
             raise ValueError(
                 f"`n_resets` must be at most `length` = {self.length}; got {self.n_resets}. "
@@ -196,16 +197,6 @@ class MemoryHorizon:
         """Test accuracy of always predicting the most frequent target of the training split."""
         majority = torch.bincount(self.split("train").targets.flatten()).argmax()
         return float((self.split("test").targets == majority).double().mean())
-
-    def prepared(self) -> "MemoryHorizon":
-        """Return the task itself, which does not depend on files."""
-        return self
-
-    def split(self, name: SplitName) -> Split:
-        """Return the samples of a split, with the spans as groups; every position has a target."""
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
 
     def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
         """Return scores of predictions on a split.

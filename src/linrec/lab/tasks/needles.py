@@ -15,7 +15,6 @@ from jaxtyping import Int64
 
 from linrec.lab.tasks.drawing import without_replacement
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask
-from linrec.rules import choice
 
 __all__ = ["FactRetrieval", "NeedleTask", "Passkey"]
 
@@ -94,7 +93,6 @@ class NeedleTask(SyntheticTask):
 
     def check(self) -> None:
         """Require known filler, and room for a sentence of filler beside the hidden sentences."""
-        choice(Filler, filler=self.filler)
         hidden = self.hide(np.random.default_rng(0), 1)
         least = hidden.sentences[0].size + hidden.question.shape[1] + FILLER_SIZE
         if self.length < least:
@@ -273,7 +271,6 @@ class FactRetrieval(NeedleTask):
 
     def check(self) -> None:
         """Require a known kind of facts, two directions, and room for the facts."""
-        choice(Facts, facts=self.facts)
         if self.facts == "directions" and self.n_facts != 2:
             raise ValueError(f"`n_facts` must be 2 with `facts='directions'`; got {self.n_facts}.")
         super().check()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from linrec.extras import import_extra
-from linrec.lab.tasks.base import Batch, SplitName, require_at_least
+from linrec.lab.tasks.base import Batch, SplitName
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, stratified
 from linrec.text import DataError
@@ -137,35 +137,21 @@ class ImageFolders(FileTask, ClassificationTask):
     seed: int = 0
     n_classes: int | None = None
     whole_images: ClassVar[bool] = True
+    least: ClassVar[Mapping[str, int]] = {"size": 1, "n_validation": 1, "seed": 0}
     vocab_size: ClassVar[int | None] = None
     wanted: ClassVar[str] = (
         "Get ImageNet-1k at https://image-net.org/download.php, sort its photographs into train/CLASS and "
         "val/CLASS, and pass the folder with --data.path. Any folder with a folder per class is read too."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, size=1, n_validation=1, seed=0)
-
     @property
     def n_outputs(self) -> int:
         """Number of target classes; 1 before `prepared`, unless `n_classes` is given."""
         return self.n_classes or 1
 
-    def prepared(self) -> "ImageFolders":
-        """List the files, and return the task with `n_classes` set.
-
-        Raises:
-            DataError: the folder is missing or has no photographs.
-            ValueError: the folder has another number of classes than `n_classes`.
-        """
-        n_classes = 1 + int(self.split("train").labels.max())
-        if self.n_classes not in (None, n_classes):
-            raise ValueError(f"`n_classes` must be {n_classes}, as in {self.path}; got {self.n_classes}.")
-        task = dataclasses.replace(self, n_classes=n_classes)
-        # keep the lists, so that the folder is not read again
-        task.__dict__["_splits"] = self._splits
-        return task
+    def sizes(self) -> dict[str, int]:
+        """List the files, and return the number of classes."""
+        return {"n_classes": 1 + int(self.split("train").labels.max())}
 
     def read(self) -> dict[SplitName, PhotoSplit]:
         """List the files, and return all splits."""

@@ -1,5 +1,6 @@
 """Generation of images: predict every pixel from the pixels before it, with MNIST, CIFAR-10 and CIFAR-100."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
@@ -10,14 +11,13 @@ from jaxtyping import Int64, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.lab.tasks.base import Batch, ObjectiveName, SplitName, StoredSource, require_at_least
+from linrec.lab.tasks.base import Batch, ObjectiveName, SplitName, StoredSource
 from linrec.lab.tasks.cifar import SequentialCIFAR, read_cifar
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.images import SequentialImages
 from linrec.text import DataError
 
-__all__ = ["ByteSplit", "ImageGeneration"]
+__all__ = ["ByteSplit", "ByteTask", "ImageGeneration"]
 
 VALUES = 256
 """Number of values of a byte; also the token before the first one."""
@@ -52,7 +52,26 @@ class ByteSplit(StoredSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageGeneration(FileTask):
+class ByteTask(FileTask):
+    """Base class of tasks that predict every byte from the bytes before it, of splits of bytes."""
+
+    per_sequence: ClassVar[bool] = False
+    objective: ClassVar[ObjectiveName] = "classification"
+    n_features: ClassVar[int | None] = None
+    vocab_size: ClassVar[int] = VALUES + 1
+    n_outputs: ClassVar[int] = VALUES + 1
+    chance: ClassVar[float] = 1 / (VALUES + 1)
+    reset_token: ClassVar[int | None] = None
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Accuracy on the test split of always predicting the most frequent training value."""
+        majority = self.split("train").values.flatten().bincount().argmax()
+        return float((self.split("test").values == majority).double().mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageGeneration(ByteTask):
     """Predict every value of an image from the values before it.
 
         target_t = p_t, given 256, p_1, ..., p_{t-1}      bits per dimension = loss / ln 2
@@ -78,29 +97,11 @@ class ImageGeneration(FileTask):
 
     images: ImageSet = "mnist"
     n_validation: int = 5000
-    per_sequence: ClassVar[bool] = False
-    objective: ClassVar[ObjectiveName] = "classification"
-    n_features: ClassVar[int | None] = None
-    vocab_size: ClassVar[int] = VALUES + 1
-    n_outputs: ClassVar[int] = VALUES + 1
-    chance: ClassVar[float] = 1 / (VALUES + 1)
-    reset_token: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"n_validation": 1}
     wanted: ClassVar[str] = (
         f'For `images` = "mnist", the default: {SequentialImages.wanted} For "cifar10" and "cifar100": '
         f"{SequentialCIFAR.wanted}"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, n_validation=1)
-        if self.images not in (known := ["mnist", "cifar10", "cifar100"]):
-            raise unknown("`images`", self.images, known)
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Accuracy on the test split of always predicting the most frequent training value."""
-        majority = self.split("train").values.flatten().bincount().argmax()
-        return float((self.split("test").values == majority).double().mean())
 
     def read(self) -> dict[SplitName, ByteSplit]:
         """Read the files, and return all splits."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.audio import N_MFCC, mfcc, mu_law
-from linrec.lab.tasks.base import SPLIT_NAMES, ObjectiveName, SplitName, require_at_least
+from linrec.lab.tasks.base import SPLIT_NAMES, SplitName
 from linrec.lab.tasks.files import FileTask, kept
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries, stratified
-from linrec.lab.tasks.pixels import VALUES, ByteSplit
+from linrec.lab.tasks.pixels import ByteSplit, ByteTask
 from linrec.text import DataError
 
 __all__ = ["Sc09", "SpeechCommands", "SpeechTask"]
@@ -78,10 +78,6 @@ class SpeechTask(FileTask):
         "Download http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz, unpack it into a new "
         "folder, and pass this folder with --data.path."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
 
     @property
     @abc.abstractmethod
@@ -205,12 +201,10 @@ class SpeechCommands(SpeechTask, ClassificationTask):
     Files are read once, and cached as a single file of 3.4 GB, or 1.1 GB for SC10.
 
     Args:
-        path: the folder.
         n_words: 35 for all words, or 10.
         every: subsampling factor; 2 gives 8 kHz.
         test_every: subsampling factors of additional test sets; see `probes`.
         seed: seed of the splits of SC10 only.
-        cache: folder for cached samples; None is `linrec/tasks` in the user's cache folder.
         mfcc: whether a step has 20 mel-frequency cepstral coefficients of 200 samples, 161 steps a second, in
             place of a sample; see `linrec.lab.tasks.audio.mfcc`. They are normalised with the mean and the
             standard deviation of each coefficient. There are no probes.
@@ -233,12 +227,12 @@ class SpeechCommands(SpeechTask, ClassificationTask):
     seed: int = 0
     mfcc: bool = False
     vocab_size: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"every": 1, "seed": 0}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Require a number of words, and factors that fit."""
         if self.n_words not in WORDS:
             raise ValueError(f"`n_words` must be 10 or 35; got {self.n_words}.")
-        require_at_least(self, every=1, seed=0)
         if min(self.test_every, default=1) < 1:
             raise ValueError(f"`test_every` must have factors of at least 1; got {self.test_every}.")
         if self.mfcc and self.every > 1:
@@ -288,7 +282,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sc09(SpeechTask):
+class Sc09(SpeechTask, ByteTask):
     """Predict every sample of a spoken digit from the samples before it.
 
         target_t = m_t, given 256, m_1, ..., m_{t-1}      bits per sample = loss / ln 2
@@ -297,8 +291,6 @@ class Sc09(SpeechTask):
     tokens, of the words zero to nine of Speech Commands. The lists define the validation and test splits.
 
     Args:
-        path: the folder.
-        cache: folder for cached samples; None is `linrec/tasks` in the user's cache folder.
         length: number of samples of a clip, from its start.
 
     Source: Donahue, McAuley and Puckette (2019, arXiv:1802.04208) for the data; SaShiMi (Goel, Gu, Donahue
@@ -310,17 +302,10 @@ class Sc09(SpeechTask):
     """
 
     length: int = RATE
-    per_sequence: ClassVar[bool] = False
-    objective: ClassVar[ObjectiveName] = "classification"
-    n_features: ClassVar[int | None] = None
-    vocab_size: ClassVar[int] = VALUES + 1
-    n_outputs: ClassVar[int] = VALUES + 1
-    chance: ClassVar[float] = 1 / (VALUES + 1)
-    reset_token: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"length": 1}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, length=1)
+    def check(self) -> None:
+        """Require at most a second."""
         if self.length > RATE:
             raise ValueError(f"`length` must be at most {RATE}, a second; got {self.length}.")
 
@@ -328,12 +313,6 @@ class Sc09(SpeechTask):
     def words(self) -> tuple[str, ...]:
         """The words zero to nine."""
         return DIGITS
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Accuracy on the test split of always predicting the most frequent training value."""
-        majority = self.split("train").values.flatten().bincount().argmax()
-        return float((self.split("test").values == majority).double().mean())
 
     def read(self) -> dict[SplitName, ByteSplit]:
         """Read the files or the cache, and return all splits."""

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,11 +29,9 @@ from linrec.lab.tasks.base import (
     SplitName,
     compared,
     errors_of_numbers,
-    require_at_least,
 )
 from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
-
-AnyDrawn = TypeVar("AnyDrawn", bound="DrawnTask")
+from linrec.lab.tasks.fields import CheckedTask
 
 
 class Drawn(NamedTuple):
@@ -65,7 +63,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnTask(abc.ABC):
+class DrawnTask(CheckedTask, abc.ABC):
     """Base class of tasks with generated samples; a subclass defines `draw`, and its own checks in `check`.
 
     Args:
@@ -92,18 +90,12 @@ class DrawnTask(abc.ABC):
     reset_token: ClassVar[int | None] = None
     continuous: ClassVar[bool] = False
     """Whether samples are real numbers, which never repeat and need no comparison with other samples."""
-    least: ClassVar[Mapping[str, int]] = {}
-    """The minimum of each field of the subclass that has one."""
+    least: ClassVar[Mapping[str, int]] = {"n_train": 1, "n_validation": 1, "n_test": 1, "seed": 0}
 
     def __post_init__(self) -> None:
-        require_at_least(self, **self.least)
-        self.check()
-        require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
+        super().__post_init__()
         for length in self.test_lengths:
             self.at_length(length)
-
-    def check(self) -> None:  # noqa: B027, most tasks have nothing to add
-        """Raise ValueError if fields do not fit each other; by default, they do."""
 
     @property
     def unit(self) -> float | None:
@@ -129,18 +121,8 @@ class DrawnTask(abc.ABC):
         """Return the task with another `length`, without probes."""
         return dataclasses.replace(self, length=length, test_lengths=())
 
-    def prepared(self: AnyDrawn) -> AnyDrawn:
-        """Return the task itself, which does not depend on files."""
-        return self
-
     def split(self, name: SplitName) -> Split:
-        """Return the samples of a split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Returns:
-            Inputs and targets, each of shape (samples, t).
+        """Return the samples of a split: "train", "validation" or "test".
 
         Raises:
             ValueError: the split does not exist, or there are too few distinct samples.

@@ -16,10 +16,9 @@ from torch import Tensor
 from linrec.errors import unknown
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.corpora.rows import load_splits
-from linrec.lab.tasks.base import Batch, SplitName, StoredSource, require_at_least
+from linrec.lab.tasks.base import Batch, SplitName, StoredSource
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledTokens
-from linrec.rules import at_least
 from linrec.text import DataError
 
 __all__ = ["AAN", "IMDb", "TextPairs", "as_tokens"]
@@ -109,12 +108,11 @@ class IMDb(FileTask, ClassificationTask):
     seed: int = 0
     n_words: int | None = None
     n_outputs: ClassVar[int] = len(CLASSES)
+    least: ClassVar[Mapping[str, int]] = {"length": 1, "n_validation": 1, "seed": 0, "n_words": 1}
     wanted: ClassVar[str] = f"It must be the folder of the IMDb reviews. {OR_HUB}"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, length=1, n_validation=1, seed=0)
-        at_least(1, n_words=self.n_words, or_none=True)
+    def check(self) -> None:
+        """Require a single source of the reviews."""
         if self.path is not None and self.dataset is not None:
             raise ValueError(
                 f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."
@@ -300,11 +298,8 @@ class AAN(FileTask, ClassificationTask):
     pairs: ClassVar[bool] = True
     vocab_size: ClassVar[int] = VOCAB_SIZE
     n_outputs: ClassVar[int] = 2
+    least: ClassVar[Mapping[str, int]] = {"length": 1}
     wanted: ClassVar[str] = f"It must be the folder with {', '.join(FILES.values())}. {WHERE}"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, length=1)
 
     def read(self) -> dict[SplitName, TextPairs]:
         """Read the three files, and return all splits."""

@@ -1,7 +1,6 @@
 """Translation: predict a text from a text in another language, from files of lines or a data set of pairs."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,19 +11,17 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.extras import import_extra
 from linrec.generation import GenerationState, beam_search
 from linrec.lab.corpora.pairs import Pair, read_pairs
 from linrec.lab.tasks.base import (
     NO_TARGET,
-    SPLIT_NAMES,
     Batch,
     ObjectiveName,
     SplitName,
     StoredSource,
-    require_at_least,
 )
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.models import EncoderDecoder
 from linrec.text import CharacterTokenizer, DataError, Tokenizer, load_tokenizer
 
@@ -141,7 +138,7 @@ def _tokens(texts: Sequence[str], tokenizer: Tokenizer, end: int) -> Lines:
 
 
 @dataclass(frozen=True)
-class Translation:
+class Translation(CheckedTask):
     """Translate a text; the model is an encoder-decoder.
 
         target_n = y_{n+1}, given y_1, .., y_n and the source x_1, .., x_s
@@ -209,11 +206,10 @@ class Translation:
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "classification"
     reset_token: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"length": 2, "n_beams": 1}
 
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has a string
-        object.__setattr__(self, "path", None if self.path is None else Path(self.path).expanduser())
-        require_at_least(self, length=2, n_beams=1)
+    def check(self) -> None:
+        """Require a single source of the pairs, and shares."""
         if self.path is not None and self.dataset is not None:
             raise DataError(
                 f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."
@@ -263,21 +259,7 @@ class Translation:
                 f"`vocab_size` must be at least the {needed} tokens of the tokenizer {self.tokenizer!r} and "
                 f"the end token; got {self.vocab_size}. Leave it out."
             )
-        task = dataclasses.replace(self, vocab_size=self.vocab_size or needed)
-        # keep the pairs, so that the files are not read again
-        task.__dict__.update({name: self.__dict__[name] for name in ("_pairs", "_tokenizer", "_splits")})
-        return task
-
-    def split(self, name: SplitName) -> PairSplit:
-        """Return the pairs of a split.
-
-        Raises:
-            ValueError: `name` is not the name of a split.
-            DataError: the pairs cannot be read or tokenised.
-        """
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
+        return self.passing_on("_pairs", "_tokenizer", "_splits", vocab_size=self.vocab_size or needed)
 
     def tokenizer_object(self) -> Tokenizer:
         """Return the tokenizer of both languages."""

@@ -105,17 +105,11 @@ def load_best(folder: Path) -> Checkpoint | None:
 
 
 def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
-    """Read the newest usable checkpoint of a run folder.
+    """Return the newest usable checkpoint of a run folder, on the CPU; None if the folder has no checkpoint.
 
-    Falls back to the previous checkpoint, with a warning, if the newest is damaged.
-
-    Args:
-        folder: the run folder.
-        set_aside: rename a damaged newest checkpoint. Otherwise, the next `save_checkpoint` would overwrite
-            the usable previous checkpoint with the damaged file. Pass True when resuming a run.
-
-    Returns:
-        The checkpoint, with its tensors on the CPU; None if the folder has no checkpoint.
+    Falls back to the previous checkpoint, with a warning, if the newest is damaged. Pass `set_aside` when
+    resuming a run, to rename the damaged file: otherwise, the next `save_checkpoint` would overwrite the
+    usable previous checkpoint with it.
     """
     failures = []
     for path in (folder / CURRENT, folder / PREVIOUS):
@@ -224,15 +218,14 @@ def gather_state(
 ) -> Checkpoint:
     """Return the complete state of a run in the first process; all processes must call this.
 
-    Args:
-        fabric: the Fabric of the run. Random states become "random.<device>", and with ".<rank>" in all
-            processes after the first.
-        model: the model, whose parameters and buffers become "model.<name>".
-        optimizers: the optimisers, whose state tensors become "optimizer.<parameter's name>.<moment>".
-        window: sums of the metrics since the last log entry, "metrics.window".
-        about: step, position, configuration; Python's random state is added.
-        carried: the state that the next batch begins with, whose tensors become "carried.<name>", if any.
-        learner: the learner's memory, which `packed` splits into `about` and "learner.<number>", if any.
+    | name of a tensor | content |
+    |---|---|
+    | model.NAME | a parameter or buffer |
+    | optimizer.NAME.MOMENT | a tensor of the optimiser's state of a parameter |
+    | metrics.window | sums of the metrics since the last log entry |
+    | carried.NAME | a part of the state that the next batch begins with |
+    | learner.NUMBER | a tensor of the learner's memory, which `packed` splits from `about` |
+    | random.DEVICE, random.DEVICE.RANK | random states of the first process, and of each other |
     """
     parts = _weights(model)
     owners = _owners(optimizers)

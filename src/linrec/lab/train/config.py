@@ -24,7 +24,15 @@ from linrec.models import (
     StackConfig,
 )
 from linrec.models.config import complete_mixer_args, mixer_parameters
-from linrec.rules import at_least, check_integers, check_numbers, choice, positive
+from linrec.rules import at_least, check_integers, check_numbers, positive, typed
+
+MODELS: dict[type, Any] = {
+    ModelConfig: LanguageModel,
+    EncoderDecoderConfig: EncoderDecoder,
+    SequenceClassifierConfig: SequenceClassifier,
+    ImageClassifierConfig: ImageClassifier,
+}
+"""The class of the model of each class of configurations."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class OptimConfig:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        choice(["adamw", "muon"], name=self.name)
+        typed(typing.get_type_hints(OptimConfig), **vars(self))
         positive(lr=self.lr)
         positive(**_fields(self, "transition_lr", "muon_lr", "clip_norm"), or_none=True)
         at_least(0, **_fields(self, "weight_decay", "warmup_steps", "min_lr"))
@@ -165,6 +173,7 @@ class LoopConfig:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
 
     def __post_init__(self) -> None:
+        typed(typing.get_type_hints(LoopConfig), **vars(self))
         counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
         at_least(1, **_fields(self, *counts))
         at_least(1, **_fields(self, "steps", "eval_batches", "patience"), or_none=True)
@@ -172,8 +181,6 @@ class LoopConfig:
         # a JSON file has lists
         object.__setattr__(self, "curriculum", tuple((steps, length) for steps, length in self.curriculum))
         at_least(1, curriculum=min((number for stage in self.curriculum for number in stage), default=1))
-        choice(["auto", "ddp", "fsdp"], strategy=self.strategy)
-        choice(["last", "best"], keep=self.keep)
         if self.patience is not None and self.keep != "best":
             raise ValueError(
                 f"`patience` = {self.patience} needs `keep` = 'best'; got `keep` = {self.keep!r}. "
@@ -329,11 +336,7 @@ def make_model(
     config: ModelConfig | SequenceClassifierConfig | ImageClassifierConfig,
 ) -> LanguageModel | SequenceClassifier | ImageClassifier:
     """Return a new model of a configuration."""
-    if isinstance(config, EncoderDecoderConfig):
-        return EncoderDecoder(config)
-    if isinstance(config, ImageClassifierConfig):
-        return ImageClassifier(config)
-    return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
+    return MODELS[type(config)](config)
 
 
 def encoders_of(model: StackConfig, task: Task) -> dict[str, Any]:
@@ -375,12 +378,7 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False) -> TrainConfig:
-    """Return the configuration that `config_to_dict` stored.
-
-    Args:
-        stored: the JSON values.
-        trust_code: whether to import tasks and mixers by import path, as in "my_package.my_module:MyMixer",
-            which runs their code; or the import paths that are trusted.
+    """Return the configuration that `config_to_dict` stored; see `load_run` for `trust_code`.
 
     Any other error than UntrustedCodeError is a ConfigError, as of a field that this version does not have.
     """

@@ -102,17 +102,9 @@ class LearnerStep:
         self._learner, self._config, self._window = learner, config, window
         self._carries = carry_state
 
-    def __call__(
-        self,
-        inputs: Num[Tensor, "b t *f"],
-        targets: Num[Tensor, "b *n"],
-        reset: Bool[Tensor, "b t"] | None,
-        lengths: Int64[Tensor, "b"] | None = None,
-        dt: None = None,
-        source: None = None,
-        source_lengths: None = None,
-    ) -> None:
-        """Learn from a batch."""
+    def __call__(self, *parts: Num[Tensor, "b *shape"] | None) -> None:
+        """Learn from the fields of a `Batch`."""
+        inputs, targets, reset, lengths, *_ = Batch(*parts)  # type: ignore[arg-type]
         if not self._carries:
             self.clear()
         piece, n_targets = as_piece(inputs, targets, reset, lengths), has_target(targets).sum().clamp(min=1)
@@ -164,15 +156,7 @@ def make_step(
 ) -> LearnerStep:
     """Return the training step of a run, or raise ConfigError if the learner cannot train its model.
 
-    Args:
-        config: the learner.
-        model: the model, on its device.
-        optimizers: optimisers of its parameters.
-        window: see `LearnerStep`.
-        clip_norm: maximum norm of the gradients at an update; None disables clipping.
-        carry_state: see `LearnerStep`.
-        batch: a batch of the run.
-        processes: number of processes of the run.
+    The step clips the gradients of each update to `clip_norm`. `batch` is any batch of the run.
     """
     if processes > 1:
         raise ConfigError(

@@ -64,11 +64,8 @@ def check_metrics(records: list[Any], name: str) -> list[dict[str, Any]]:
 class MetricsLog:
     """Appends records to `metrics.jsonl`, which has `records` records, and to TensorBoard; a context manager.
 
-    Args:
-        folder: the run folder.
-        step: number of steps made so far. Records of later steps are dropped; they exist if the run stopped
-            between two checkpoints.
-        command: the command that resumes the run.
+    Records of later steps than `step` are dropped; they exist if the run stopped between two checkpoints.
+    `command` is the command that resumes the run, for errors.
     """
 
     def __init__(self, folder: Path, *, step: int, command: str = "train") -> None:
@@ -219,7 +216,12 @@ def provenance(device: torch.device) -> dict[str, Any]:
     "commit" and "dirty" (whether tracked files have changes) are None outside of a git checkout of linrec.
     """
     commit, dirty = _commit()
-    return {"commit": commit, "dirty": dirty, "versions": _versions(), "device": _device(device)}
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = _processor() or platform.processor() or platform.machine()
+    described = {"type": device.type, "name": name, "threads": torch.get_num_threads()}
+    return {"commit": commit, "dirty": dirty, "versions": _versions(), "device": described}
 
 
 def _commit() -> tuple[str | None, bool | None]:
@@ -248,14 +250,6 @@ def _versions() -> dict[str, str]:
     # not every torch has its build ("+cpu", "+cu130") in the package metadata
     versions["torch"] = str(torch.__version__)
     return versions
-
-
-def _device(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = _processor() or platform.processor() or platform.machine()
-    return {"type": device.type, "name": name, "threads": torch.get_num_threads()}
 
 
 def _processor() -> str | None:

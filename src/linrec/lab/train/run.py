@@ -12,8 +12,9 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -35,24 +36,28 @@ from linrec.lab.train.checkpoint import (
     load_best,
     load_checkpoint,
 )
-from linrec.lab.train.config import TrainConfig, config_from_dict, config_to_dict, differences, make_model
-from linrec.lab.train.records import METRICS, About, Result, StoredResult, read_metrics
-from linrec.models import (
-    ImageClassifier,
-    ImageClassifierConfig,
-    LanguageModel,
-    ModelConfig,
-    SequenceClassifier,
-    SequenceClassifierConfig,
-    StackConfig,
+from linrec.lab.train.config import (
+    MODELS,
+    TrainConfig,
+    config_from_dict,
+    config_to_dict,
+    differences,
+    make_model,
 )
+from linrec.lab.train.records import METRICS, About, Result, StoredResult, read_metrics
+from linrec.models import ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.text import Tokenizer, read_tokenizer
 
 CONFIG = "config.json"
 RESULT = "result.json"
 # files that a new run must not replace
 VALUABLE = (RESULT, CURRENT, PREVIOUS, DAMAGED, BEST)
-C = TypeVar("C", bound=StackConfig)
+# as messages call a model
+KINDS: dict[type, str] = {
+    LanguageModel: "a language model",
+    SequenceClassifier: "a sequence classifier",
+    ImageClassifier: "an image classifier",
+}
 M = TypeVar("M", bound=torch.nn.Module)
 # files left behind by a run that failed before writing its configuration
 LEFT_BEHIND = {LOCK, partial_of(Path(CONFIG)).name}
@@ -96,27 +101,21 @@ class Run:
             CheckpointError: no checkpoint is usable, or the checkpoint does not match the configuration.
             ConfigError: the run trained a classifier; use `classifier` instead.
         """
-        if not isinstance(self.config.model, ModelConfig):
-            kind = "sequence" if isinstance(self.config.model, SequenceClassifierConfig) else "image"
-            raise ConfigError(f"{self.path} is a {kind} classifier, not a language model.")
-        model = self._loaded(make_model, self.config.model).to(device).eval()
-        assert isinstance(model, LanguageModel)
-        return model
+        return self._loaded(LanguageModel).to(device).eval()
 
     def image_classifier(self, device: torch.device | str = "cpu") -> ImageClassifier:
         """Return the model of a run that trained a classifier of images; see `model`."""
-        if not isinstance(self.config.model, ImageClassifierConfig):
-            raise ConfigError(f"{self.path} is not a classifier of images.")
-        return self._loaded(ImageClassifier, self.config.model).to(device).eval()
+        return self._loaded(ImageClassifier).to(device).eval()
 
     def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
         """Return the model of a run that trained a classifier; see `model` for arguments and errors."""
-        if not isinstance(self.config.model, SequenceClassifierConfig):
-            kind = "a language model" if isinstance(self.config.model, ModelConfig) else "an image classifier"
-            raise ConfigError(f"{self.path} is {kind}, not a sequence classifier.")
-        return self._loaded(SequenceClassifier, self.config.model).to(device).eval()
+        return self._loaded(SequenceClassifier).to(device).eval()
 
-    def _loaded(self, kind: Callable[[C], M], config: C) -> M:
+    def _loaded(self, kind: type[M]) -> M:
+        config = self.config.model
+        if not issubclass(MODELS[type(config)], kind):
+            trained = next(name for of, name in KINDS.items() if issubclass(MODELS[type(config)], of))
+            raise ConfigError(f"{self.path} is {trained}, not {KINDS[kind]}.")
         best = load_best(self.path) if self.config.loop.keep == "best" else None
         checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
@@ -126,13 +125,13 @@ class Run:
                 # refuses a model that is larger than its weights before memory is allocated; mixers of users
                 # may read values of parameters, which the meta device does not have
                 with torch.device("meta"):
-                    check_weights(checkpoint, kind(config), self.path)
-            model = kind(config)
+                    check_weights(checkpoint, make_model(config), self.path)
+            model = make_model(config)
         except (TypeError, ValueError) as error:
             raise RunFolderError(f"{self.path / CONFIG} cannot be used: {error}") from error
         check_weights(checkpoint, model, self.path)
         model.load_state_dict(checkpoint.part("model."))
-        return model
+        return typing.cast(M, model)
 
 
 class Records(NamedTuple):
@@ -207,15 +206,10 @@ def read_records(folder: Path) -> Records:
                 f"{result['records']}. Restore it, or delete {RESULT} and continue with --resume {folder}."
             )
     about = {name: value for name, value in stored.items() if name != "config"}
-    return checked(folder, Records(stored.get("config"), about, metrics, result))
-
-
-def checked(folder: Path, records: Records) -> Records:
-    """Return the records of a run folder if their fields have the right types, or raise RunFolderError."""
-    check_content(folder / CONFIG, records.about, About)
-    if records.result is not None:
-        check_content(folder / RESULT, records.result, StoredResult)
-    return records
+    check_content(folder / CONFIG, about, About)
+    if result is not None:
+        check_content(folder / RESULT, result, StoredResult)
+    return Records(stored.get("config"), about, metrics, result)
 
 
 def read_result(folder: Path) -> Result:
@@ -242,11 +236,8 @@ def open_run_folder(
     A run without a checkpoint and a result starts from the beginning, with or without `resume`.
 
     Args:
-        folder: the run folder.
-        config: the configuration of the run.
         about: command, steps and provenance, for `config.json`.
         held: exit stack that holds the lock until it is closed.
-        resume: whether to resume the run in the folder.
 
     Returns:
         The command that started the run.
@@ -323,6 +314,14 @@ def lock_run_folder(folder: Path) -> ExitStack:
     return held
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder has the configuration of a run; other programs also write config.json."""
+    with suppress(OSError, ValueError):
+        stored = read_json(folder / CONFIG)
+        return isinstance(stored, dict) and {"recipe", "config"} <= stored.keys()
+    return False
+
+
 def never_began(folder: Path) -> bool:
     """Return whether a folder contains only files of a run that failed before writing its configuration."""
     return set(os.listdir(folder)) <= LEFT_BEHIND
@@ -347,9 +346,7 @@ def _check_unused(folder: Path) -> None:
         if not folder.exists():
             return
         names = set(os.listdir(folder)) - LEFT_BEHIND if folder.is_dir() else {folder.name}
-        # other programs also write files of this name
-        is_run = CONFIG in names and {"recipe", "config"} <= _read_json(folder, CONFIG).keys()
-        if names and not is_run:
+        if names and not is_run(folder):
             raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
         if _valuable(folder):
             raise RunFolderError(

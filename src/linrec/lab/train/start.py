@@ -2,7 +2,6 @@
 
 import copy
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +11,11 @@ from torch import nn
 from linrec import mixers
 from linrec.convert import ConversionError, from_hugging_face, from_rwkv_lm
 from linrec.errors import ConfigError, RunFolderError
-from linrec.files import read_json
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.train.checkpoint import Checkpoint, save_checkpoint
 from linrec.lab.train.config import TrainConfig, config_to_dict, make_model
 from linrec.lab.train.records import provenance
-from linrec.lab.train.run import CONFIG, load_run, lock_run_folder, write_json, writing
+from linrec.lab.train.run import CONFIG, is_run, load_run, lock_run_folder, write_json, writing
 from linrec.models import ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.text import Tokenizer, load_tokenizer
 from linrec.text.tokenizer import FILE
@@ -30,11 +28,7 @@ def build_model(
 ) -> LanguageModel | SequenceClassifier | ImageClassifier:
     """Return the model of a run, new or with the weights of `init`, or raise ConfigError if it cannot train.
 
-    Args:
-        config: the configuration, with its task prepared.
-        device: the device of the run.
-        processes: number of processes of the run.
-        init: a model of the same configuration, or None.
+    The task of the configuration is prepared, and `init` is a model of the same configuration.
     """
     task = config.task
     names = config.model.mixer_pattern
@@ -96,14 +90,11 @@ class Start(NamedTuple):
 def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Start:
     """Return the language model of a run folder, or of a checkpoint that linrec converts.
 
-    Args:
-        path: a run folder; a checkpoint folder for `linrec.convert.from_hugging_face`; or the weight file of
-            an RWKV model.
-        trust_code: whether to import tasks and mixers that a run names by import path.
+    That is a checkpoint folder for `linrec.convert.from_hugging_face`, or the weight file of an RWKV model.
     """
     folder = Path(path)
     tokenizer = str(folder) if (folder / FILE).is_file() else None
-    if _is_run(folder):
+    if is_run(folder):
         return Start(load_run(folder, trust_code=trust_code).model(), tokenizer)
     try:
         return Start((from_rwkv_lm if folder.is_file() else from_hugging_face)(folder), tokenizer)
@@ -114,12 +105,7 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
 def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: int, command: str) -> None:
     """Write a model to a new run folder, which all commands accept like the folder of a trained run.
 
-    Args:
-        start: the model.
-        out: the run folder to create.
-        tokenizer: the model's tokenizer.
-        length: tokens of context that the model was trained for.
-        command: the command line to record.
+    `length` is the number of tokens of context that the model was trained for.
     """
     vocab_size = start.model.config.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -177,11 +163,3 @@ def _check_promises(model: nn.Module, device: torch.device) -> None:
         except Exception:
             # as of a kernel that takes half precision alone; if training fails too, it tells the reason
             continue
-
-
-def _is_run(folder: Path) -> bool:
-    # Hugging Face checkpoints have a file of this name, too
-    with suppress(OSError, ValueError):
-        stored = read_json(folder / CONFIG)
-        return isinstance(stored, dict) and {"recipe", "config"} <= stored.keys()
-    return False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64, Num
+from jaxtyping import Float, Int64, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -67,23 +67,14 @@ class Objective(nn.Module):
         self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
 
     def forward(
-        self,
-        inputs: Num[Tensor, "b t *f"],
-        targets: Num[Tensor, "b *n"],
-        reset: Bool[Tensor, "b t"] | None = None,
-        lengths: Int64[Tensor, "b *pair"] | None = None,
-        dt: Float[Tensor, "b t"] | None = None,
-        source: Int64[Tensor, "b s"] | None = None,
-        source_lengths: Int64[Tensor, "b"] | None = None,
-        state: Tree = None,
-        *,
-        keep_state: bool = False,
+        self, *parts: Num[Tensor, "b *shape"] | None, state: Tree = None, keep_state: bool = False
     ) -> Outcome:
-        """Return loss and predictions; targets of -100 or NaN are ignored.
+        """Return loss and predictions for the fields of a `Batch`; targets of -100 or NaN are ignored.
 
         A language model begins with `state`, or with its initial state if that is None, and returns the state
         after the last step with `keep_state`.
         """
+        inputs, targets, reset, lengths, dt, source, source_lengths = Batch(*parts)  # type: ignore[arg-type]
         if isinstance(self.model, ImageClassifier):
             return self.scored(self.model(inputs), targets)
         if isinstance(self.model, SequenceClassifier):
@@ -174,14 +165,7 @@ def _form(state: Tree) -> Tree:
 
 
 def train_step(
-    inputs: Num[Tensor, "b t *f"],
-    targets: Num[Tensor, "b *n"],
-    reset: Bool[Tensor, "b t"] | None,
-    lengths: Int64[Tensor, "b *pair"] | None = None,
-    dt: Float[Tensor, "b t"] | None = None,
-    source: Int64[Tensor, "b s"] | None = None,
-    source_lengths: Int64[Tensor, "b"] | None = None,
-    *,
+    *batch: Num[Tensor, "b *shape"] | None,
     fabric: Fabric,
     objective: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -192,19 +176,11 @@ def train_step(
 ) -> None:
     """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
 
-    Several processes take a step together, each with its share of the batch.
+    Several processes take a step together, each with its share of the batch. Fabric has set up `objective`,
+    an `Objective`, and `optimizers`.
 
     Args:
-        inputs: tokens or features of this process's share of the batch.
-        targets: targets of the inputs, -100 or NaN for positions without a target.
-        reset: true where a document begins, or None.
-        lengths: number of steps before the padding of each sequence, or None without padding.
-        dt: time since the step before, or None for regular steps.
-        source: source sequences of an encoder-decoder, or None.
-        source_lengths: number of steps before the padding of each source, or None.
-        fabric: the Fabric that runs the backward pass and connects the processes.
-        objective: an `Objective` that Fabric has set up.
-        optimizers: optimisers that Fabric has set up.
+        batch: the fields of a `Batch`, this process's share of the sequences.
         window: running sums; this step's (loss, accuracy, gradient norm, 1) of the whole batch is added. The
             accuracy of a regression is 0.
         accumulate: number of micro-batches of this process's share; the gradient is of the whole batch.
@@ -212,22 +188,20 @@ def train_step(
         carried: the state of a language model before the batch, in whose place the state after the batch is
             kept; needs `accumulate` = 1. None begins with the model's initial state and keeps no state.
     """
-    n_targets = summed(fabric, has_target(targets).sum()).clamp(min=1)
+    whole = Batch(*batch)  # type: ignore[arg-type]
+    n_targets = summed(fabric, has_target(whole.targets).sum()).clamp(min=1)
     # DDP and FSDP average gradients over the processes, so each process divides by n_targets / world_size
     n_targets_each = n_targets / fabric.world_size
     loss, correct = window.new_zeros(()), window.new_zeros(())
     for optimizer in optimizers:
         optimizer.zero_grad()
-    parts = [
-        (None,) * accumulate if tensor is None else tensor.chunk(accumulate)
-        for tensor in (inputs, targets, reset, lengths, dt, source, source_lengths)
-    ]
+    parts = [(None,) * accumulate if tensor is None else tensor.chunk(accumulate) for tensor in whole]
     for place, piece in enumerate(zip(*parts, strict=True), start=1):
         # the processes exchange gradients only after the last micro-batch
         waits = fabric.no_backward_sync(objective, enabled=place < accumulate)  # type: ignore[arg-type]
         with waits, weighing_losses(1 / accumulate):
             state = None if carried is None else carried.state
-            outcome = objective(*piece, state, keep_state=carried is not None)
+            outcome = objective(*piece, state=state, keep_state=carried is not None)
             fabric.backward(outcome.loss / n_targets_each)
         if carried is not None:
             # in place, so not before the backward pass has read the state before
@@ -258,10 +232,7 @@ def evaluate(
     """Return the scores of the model on a split; several processes share each batch.
 
     Args:
-        fabric: the Fabric of the run.
         objective: an `Objective` that Fabric has set up; it is in training mode afterwards.
-        task: the task, whose `score` may add scores.
-        split: the samples.
         batch_size: sequences per batch, summed over all processes.
         batches: number of batches from the start of the split, or of each stream; None takes all.
         carry_state: whether each sequence of a language model begins with the final state of the sequence in
@@ -287,7 +258,7 @@ def evaluate(
     for index in order.split(batch_size)[:batches]:
         mine = split.rows(index[fabric.global_rank :: processes])
         batch = on_device(_filled(mine, batch_size // processes), device)
-        outcome = objective(*batch, state, keep_state=carry_state)
+        outcome = objective(*batch, state=state, keep_state=carry_state)
         state = outcome.state
         sums += torch.stack([outcome.loss, outcome.correct, has_target(batch.targets).sum()])
         if scored is not None:

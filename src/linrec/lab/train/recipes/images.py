@@ -5,7 +5,7 @@ from linrec.lab.tasks.cifar import NoisePaddedCIFAR, SequentialCIFAR
 from linrec.lab.tasks.photos import ImageFolders
 from linrec.lab.tasks.pixels import ImageGeneration
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import causal, like, recipe
+from linrec.lab.train.recipes.registry import causal, like, long_loop, recipe
 from linrec.models import ModelConfig, image_preset
 
 
@@ -59,14 +59,7 @@ def sequential_cifar() -> TrainConfig:
             dropout=0.1,
         ),
         optim=OptimConfig(lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.01),
-        loop=LoopConfig(
-            epochs=100,
-            batch_size=64,
-            matmul_precision="high",
-            eval_every=700,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(epochs=100, batch_size=64, eval_every=700),
     )
 
 
@@ -101,14 +94,7 @@ def mnist_generation() -> TrainConfig:
         task=ImageGeneration(),
         model=ModelConfig(vocab_size=257, d_model=256, n_layers=8, d_channel_mixing=1024),
         optim=OptimConfig(lr=0.0001, betas=(0.9, 0.999), weight_decay=0.0, warmup_steps=1000),
-        loop=LoopConfig(
-            epochs=250,
-            batch_size=10,
-            matmul_precision="high",
-            eval_every=5500,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(epochs=250, batch_size=10, eval_every=5500),
     )
 
 
@@ -143,13 +129,5 @@ def imagenet() -> TrainConfig:
         optim=OptimConfig(
             lr=0.0005, betas=(0.9, 0.999), weight_decay=0.05, warmup_steps=6200, min_lr=0.00001, clip_norm=5.0
         ),
-        loop=LoopConfig(
-            epochs=300,
-            batch_size=2048,
-            precision="bf16-mixed",
-            matmul_precision="high",
-            eval_every=620,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(epochs=300, batch_size=2048, precision="bf16-mixed", eval_every=620),
     )

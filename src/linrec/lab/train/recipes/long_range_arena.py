@@ -3,8 +3,8 @@
 from linrec.lab.tasks.arena import ListOps, Pathfinder
 from linrec.lab.tasks.cifar import SequentialCIFAR
 from linrec.lab.tasks.texts import AAN, IMDb
-from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import classifier, like, recipe
+from linrec.lab.train.config import OptimConfig, TrainConfig
+from linrec.lab.train.recipes.registry import classifier, like, long_loop, recipe
 
 
 @recipe
@@ -34,15 +34,7 @@ def lra_listops() -> TrainConfig:
         optim=OptimConfig(
             lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.05, warmup_steps=12_000
         ),
-        loop=LoopConfig(
-            epochs=40,
-            batch_size=32,
-            matmul_precision="high",
-            eval_every=3000,
-            checkpoint_every=3000,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(epochs=40, batch_size=32, eval_every=3000, checkpoint_every=3000),
     )
 
 

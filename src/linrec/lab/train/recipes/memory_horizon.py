@@ -5,7 +5,7 @@ import math
 
 from linrec.lab.tasks import MemoryHorizon
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import recipe
+from linrec.lab.train.recipes.registry import like, recipe
 from linrec.models import preset
 
 
@@ -40,14 +40,13 @@ def memory_horizon_tuned() -> TrainConfig:
     accuracies over three seeds are 0.298 +- 0.011 (data-controlled) and 0.191 +- 0.005 (fixed);
     docs/results/memory-horizon.md lists the effect of each choice.
     """
-    literal = memory_horizon()
-    return dataclasses.replace(
-        literal,
-        name="memory-horizon-tuned",
-        model=dataclasses.replace(
-            literal.model,
-            norm_position="post",
-            mixer_args={
+    return like(
+        memory_horizon(),
+        "memory-horizon-tuned",
+        MemoryHorizon(),
+        model={
+            "norm_position": "post",
+            "mixer_args": {
                 # time scales of 3 to 1,000 steps; phases on the whole circle, initially constant over time
                 "magnitude_init": (2 / 3, 0.999),
                 "phase_init": math.pi,
@@ -56,18 +55,17 @@ def memory_horizon_tuned() -> TrainConfig:
                 "gate_bias_init": 1.0,
                 "output_projection": True,
             },
-        ),
-        optim=OptimConfig(
-            name="muon",
-            lr=0.008,
-            transition_lr=0.0008,
-            muon_lr=0.02,
-            betas=(0.9, 0.98),
-            weight_decay=0.1,
-            warmup_steps=1000,
-            clip_norm=0.3,
-        ),
-        loop=dataclasses.replace(literal.loop, matmul_precision="high"),
+        },
+        optim={
+            "name": "muon",
+            "lr": 0.008,
+            "transition_lr": 0.0008,
+            "muon_lr": 0.02,
+            "weight_decay": 0.1,
+            "warmup_steps": 1000,
+            "clip_norm": 0.3,
+        },
+        loop={"matmul_precision": "high"},
     )
 
 

@@ -68,6 +68,16 @@ def causal(**given: Any) -> SequenceClassifierConfig:
     return classifier(bidirectional=False, **given)
 
 
+def language_model(**given: Any) -> ModelConfig:
+    """Return a language model, whose vocabulary is the task's."""
+    return ModelConfig(vocab_size=1, **given)
+
+
+def long_loop(**given: Any) -> LoopConfig:
+    """Return the loop of a long run: TensorFloat32, no deterministic kernels, the best model is kept."""
+    return LoopConfig(**{"matmul_precision": "high", "deterministic": False, "keep": "best", **given})
+
+
 def gate_loops(width: int) -> dict[str, Any]:
     """Return two layers of GateLoop and SwiGLU, as arguments of a model."""
     mixing = {"d_channel_mixing": 2 * width, "channel_mixing": "swiglu"}
@@ -75,17 +85,12 @@ def gate_loops(width: int) -> dict[str, Any]:
 
 
 def small(name: str) -> Callable[[], TrainConfig]:
-    """Return the recipe of a task without its own: a small model, and settings that suit many tasks.
-
-    Args:
-        name: a name or an import path of `linrec.lab.tasks.get`.
-    """
+    """Return the recipe of a task without its own: a small model, and settings that suit many tasks."""
     task = tasks.get(name)
 
     def make() -> TrainConfig:
         of = task()
-        # the task sets vocabulary and output sizes
-        model: ModelConfig | SequenceClassifierConfig = ModelConfig(vocab_size=1, **gate_loops(128))
+        model: ModelConfig | SequenceClassifierConfig = language_model(**gate_loops(128))
         if model_type(of) is SequenceClassifierConfig:
             model = causal(**gate_loops(128), pooling="last" if of.per_sequence else "none")
         return TrainConfig(

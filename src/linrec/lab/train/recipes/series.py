@@ -9,7 +9,8 @@ from linrec.lab.tasks.har2 import Har2
 from linrec.lab.tasks.sepsis import Sepsis
 from linrec.lab.tasks.signals import Sc09, SpeechCommands
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import causal, classifier, gate_loops, like, recipe
+from linrec.lab.train.recipes.long_range_arena import lra_listops
+from linrec.lab.train.recipes.registry import causal, gate_loops, like, long_loop, recipe
 from linrec.models import ModelConfig
 
 
@@ -23,28 +24,13 @@ def speech_commands() -> TrainConfig:
     cosine schedule over 40 epochs with batches of 16. S4 reached about 96.5%. The differences from S4 are
     listed in `lra-listops`.
     """
-    return TrainConfig(
-        name="speech-commands",
-        task=SpeechCommands(),
-        model=classifier(
-            d_model=128,
-            n_layers=6,
-            mixer="s4d",
-            mixer_args={"d_state": 64, "init": "legs"},
-            channel_mixing="none",
-        ),
-        optim=OptimConfig(
-            lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.05, warmup_steps=1000
-        ),
-        loop=LoopConfig(
-            epochs=40,
-            batch_size=16,
-            matmul_precision="high",
-            eval_every=5000,
-            checkpoint_every=5000,
-            keep="best",
-            deterministic=False,
-        ),
+    return like(
+        lra_listops(),
+        "speech-commands",
+        SpeechCommands(),
+        model={"d_model": 128, "mixer_args": {"d_state": 64, "init": "legs"}, "norm_position": "pre"},
+        optim={"warmup_steps": 1000},
+        loop={"batch_size": 16, "eval_every": 5000, "checkpoint_every": 5000},
     )
 
 
@@ -101,9 +87,7 @@ def ett() -> TrainConfig:
             pooling="none",
         ),
         optim=OptimConfig(lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.01),
-        loop=LoopConfig(
-            epochs=10, batch_size=50, matmul_precision="high", eval_every=32, keep="best", deterministic=False
-        ),
+        loop=long_loop(epochs=10, batch_size=50, eval_every=32),
     )
 
 
@@ -139,15 +123,7 @@ def uea() -> TrainConfig:
             channel_mixing="none",
         ),
         optim=OptimConfig(lr=0.001, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant"),
-        loop=LoopConfig(
-            steps=100_000,
-            batch_size=32,
-            matmul_precision="high",
-            eval_every=1000,
-            keep="best",
-            patience=10,
-            deterministic=False,
-        ),
+        loop=long_loop(steps=100_000, batch_size=32, eval_every=1000, patience=10),
     )
 
 

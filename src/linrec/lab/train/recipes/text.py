@@ -5,8 +5,8 @@ from typing import Any
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.tasks.translation import Translation
 from linrec.lab.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.lab.train.recipes.registry import like, recipe
-from linrec.models import EncoderConfig, EncoderDecoderConfig, ModelConfig, preset
+from linrec.lab.train.recipes.registry import language_model, like, long_loop, recipe
+from linrec.models import EncoderConfig, EncoderDecoderConfig, preset
 
 # the articles are a single stream, because the rows of this data set are lines, not articles
 _WIKITEXT103: dict[str, Any] = {
@@ -14,6 +14,7 @@ _WIKITEXT103: dict[str, Any] = {
     "dataset_config": "wikitext-103-raw-v1",
     "tokenizer": "gpt2",
 }
+_GATED = {"output_gate": True, "output_projection": True}
 
 
 @recipe
@@ -26,25 +27,13 @@ def lm() -> TrainConfig:
     return TrainConfig(
         name="lm",
         task=LanguageModeling(length=512),
-        model=ModelConfig(
-            vocab_size=1,  # set by the data
-            d_model=384,
-            n_layers=6,
-            mixer_args={"output_gate": True, "output_projection": True},
-            d_channel_mixing=1024,
-            tie_embeddings=True,
+        model=language_model(
+            d_model=384, n_layers=6, mixer_args=_GATED, d_channel_mixing=1024, tie_embeddings=True
         ),
         optim=OptimConfig(
             lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, min_lr=0.0001, clip_norm=1.0
         ),
-        loop=LoopConfig(
-            steps=5000,
-            batch_size=64,
-            precision="bf16-mixed",
-            matmul_precision="high",
-            eval_batches=20,
-            deterministic=False,
-        ),
+        loop=long_loop(steps=5000, batch_size=64, precision="bf16-mixed", eval_batches=20, keep="last"),
     )
 
 
@@ -81,15 +70,7 @@ def translation() -> TrainConfig:
             clip_norm=1.0,
             label_smoothing=0.1,
         ),
-        loop=LoopConfig(
-            steps=50_000,
-            batch_size=64,
-            precision="bf16-mixed",
-            matmul_precision="high",
-            eval_every=1000,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(steps=50_000, batch_size=64, precision="bf16-mixed", eval_every=1000),
     )
 
 
@@ -109,11 +90,10 @@ def shakespeare_char() -> TrainConfig:
     return TrainConfig(
         name="shakespeare-char",
         task=LanguageModeling(tokenizer="characters", length=256),
-        model=ModelConfig(
-            vocab_size=1,  # set by the data
+        model=language_model(
             d_model=384,
             n_layers=6,
-            mixer_args={"output_gate": True, "output_projection": True},
+            mixer_args=_GATED,
             d_channel_mixing=960,
             dropout=0.2,
             tie_embeddings=True,
@@ -121,15 +101,7 @@ def shakespeare_char() -> TrainConfig:
         optim=OptimConfig(
             lr=0.001, betas=(0.9, 0.99), weight_decay=0.1, warmup_steps=100, min_lr=0.0001, clip_norm=1.0
         ),
-        loop=LoopConfig(
-            steps=5000,
-            batch_size=64,
-            precision="bf16-mixed",
-            matmul_precision="high",
-            eval_every=250,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(steps=5000, batch_size=64, precision="bf16-mixed", eval_every=250),
     )
 
 
@@ -167,23 +139,11 @@ def penn_treebank_char() -> TrainConfig:
     return TrainConfig(
         name="penn-treebank-char",
         task=LanguageModeling(tokenizer="characters", drop_spaces=True, length=150),
-        model=ModelConfig(
-            vocab_size=1,  # set by the data
-            d_model=1024,
-            n_layers=1,
-            channel_mixing="none",
-        ),
+        model=language_model(d_model=1024, n_layers=1, channel_mixing="none"),
         optim=OptimConfig(
             lr=0.00066, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant", clip_norm=1.0
         ),
-        loop=LoopConfig(
-            steps=200_000,
-            batch_size=128,
-            matmul_precision="high",
-            eval_every=1000,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(steps=200_000, batch_size=128, eval_every=1000),
     )
 
 
@@ -206,23 +166,9 @@ def penn_treebank() -> TrainConfig:
     return TrainConfig(
         name="penn-treebank",
         task=LanguageModeling(tokenizer="words", length=35),
-        model=ModelConfig(
-            vocab_size=1,  # set by the data
-            d_model=650,
-            n_layers=2,
-            channel_mixing="none",
-            dropout=0.5,
-        ),
+        model=language_model(d_model=650, n_layers=2, channel_mixing="none", dropout=0.5),
         optim=OptimConfig(lr=0.001, betas=(0.9, 0.999), weight_decay=0.01, clip_norm=5.0),
-        loop=LoopConfig(
-            epochs=39,
-            batch_size=20,
-            carry_state=True,
-            matmul_precision="high",
-            eval_every=1300,
-            keep="best",
-            deterministic=False,
-        ),
+        loop=long_loop(epochs=39, batch_size=20, carry_state=True, eval_every=1300),
     )
 
 
@@ -245,24 +191,10 @@ def enwik8() -> TrainConfig:
     return TrainConfig(
         name="enwik8",
         task=LanguageModeling(held_out_bytes=5_000_000, length=512),
-        model=ModelConfig(
-            vocab_size=1,  # set by the data
-            d_model=512,
-            n_layers=12,
-            mixer_args={"output_gate": True, "output_projection": True},
-            d_channel_mixing=1536,
-            dropout=0.1,
-        ),
-        optim=OptimConfig(lr=0.00025, betas=(0.9, 0.999), weight_decay=0.0, warmup_steps=0, clip_norm=0.25),
-        loop=LoopConfig(
-            steps=400_000,
-            batch_size=22,
-            precision="bf16-mixed",
-            matmul_precision="high",
-            eval_every=4000,
-            eval_batches=200,
-            keep="best",
-            deterministic=False,
+        model=language_model(d_model=512, n_layers=12, mixer_args=_GATED, d_channel_mixing=1536, dropout=0.1),
+        optim=OptimConfig(lr=0.00025, betas=(0.9, 0.999), weight_decay=0.0, clip_norm=0.25),
+        loop=long_loop(
+            steps=400_000, batch_size=22, precision="bf16-mixed", eval_every=4000, eval_batches=200
         ),
     )
 
@@ -280,22 +212,15 @@ def hg38() -> TrainConfig:
     return TrainConfig(
         name="hg38",
         task=LanguageModeling(tokenizer="characters", documents=True, length=1024),
-        model=ModelConfig(
-            vocab_size=1,  # set by the data
-            d_model=128,
-            n_layers=2,
-            mixer="hyena",
-            d_channel_mixing=512,
-        ),
+        model=language_model(d_model=128, n_layers=2, mixer="hyena", d_channel_mixing=512),
         optim=OptimConfig(lr=0.0006, betas=(0.9, 0.999), weight_decay=0.1, warmup_steps=100, clip_norm=1.0),
-        loop=LoopConfig(
+        loop=long_loop(
             steps=10_000,
             batch_size=256,
             precision="bf16-mixed",
-            matmul_precision="high",
             eval_every=1000,
             eval_batches=20,
-            deterministic=False,
+            keep="last",
         ),
     )
 
@@ -318,14 +243,7 @@ def wikitext103_hgrn() -> TrainConfig:
         optim=OptimConfig(
             lr=0.0005, betas=(0.9, 0.98), weight_decay=0.2, schedule="inverse-sqrt", warmup_steps=4000
         ),
-        loop=LoopConfig(
-            steps=50_000,
-            batch_size=128,
-            precision="bf16-mixed",
-            matmul_precision="high",
-            eval_every=1000,
-            deterministic=False,
-        ),
+        loop=long_loop(steps=50_000, batch_size=128, precision="bf16-mixed", eval_every=1000, keep="last"),
     )
 
 
@@ -353,13 +271,12 @@ def wikitext103_gateloop() -> TrainConfig:
             warmup_steps=5000,
             clip_norm=1.0,
         ),
-        loop=LoopConfig(
+        loop=long_loop(
             epochs=100,
             batch_size=16,
             precision="bf16-mixed",
-            matmul_precision="high",
             eval_every=5000,
             checkpoint_every=5000,
-            deterministic=False,
+            keep="last",
         ),
     )
