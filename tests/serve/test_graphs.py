@@ -8,6 +8,7 @@ import torch
 from linrec.ops.core.kernel import successors
 from linrec.serve import Engine, graphs
 from linrec.serve.graphs import FixedRows, fixed_state
+from linrec.serve.sampling import choose, choose_plain
 from linrec.trees import leaves, map_tree
 from tests.generation.models import FIRST, MIXERS, VOCAB, build
 from tests.serve.test_engine import OPTIONS, PROMPTS, alone, small
@@ -101,6 +102,18 @@ def test_steps_that_write_into_the_state_before_them(name):
     with successors((part, part) for part in leaves(state)):
         found = model.hidden(tokens, state)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_choices_without_filters_are_those_of_the_sampler():
+    engine = small("gate_loop")
+    temperatures = [0, 0.3, 1.0, 2.5, 0]
+    requests = [engine.submit([1], n_tokens=1, temperature=t, seed=n) for n, t in enumerate(temperatures)]
+    for _ in range(50):
+        logits = 3 * torch.randn(5, 1, 97)
+        given = [(request.options.sampling.temperature, request.uniform()) for request in requests]
+        temperature, uniform = torch.tensor(given, dtype=torch.float64).unbind(1)
+        found = choose_plain(logits[:, 0], temperature[:, None], uniform[:, None])
+        assert found.tolist() == choose(logits, requests)[:, 0].tolist()
 
 
 @pytest.mark.gpu

@@ -143,16 +143,11 @@ class Engine:
         # rows of a constant shape, and rows that have none or need more memory
         self._fixed: FixedRows | None = None
         self._others = Rows(self.model)
-        if self._device.type == "cuda" and not deterministic and draft is None:
-            row = fixed_state(self.model, precision)
-            if row is not None:
-                self._fixed = CapturedRows(
-                    self.model,
-                    row,
-                    vocab_size=self.vocab_size,
-                    precision=precision,
-                    budget=state_bytes or math.inf,
-                )
+        captures = self._device.type == "cuda" and not deterministic and draft is None
+        if captures and (row := fixed_state(self.model, precision)) is not None:
+            budget = math.inf if state_bytes is None else state_bytes
+            options = {"vocab_size": self.vocab_size, "precision": precision}
+            self._fixed = CapturedRows(self.model, row, budget=budget, **options)
         # commands of other threads, which run between steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._stepping, self._entering, self._wake = threading.RLock(), threading.RLock(), threading.Event()
@@ -546,33 +541,33 @@ class Engine:
 
     def _generate(self, rows: Rows) -> None:
         """Generate a token of each row; with a draft, also the tokens that it has guessed."""
-        requests = list(rows.requests)
-        given = torch.tensor([[request.tokens[-1]] for request in requests])
-        if self.draft is not None:
-            given = torch.cat([given, self.draft.propose(requests)], 1)
-        if isinstance(rows, CapturedRows):
-            logits, after = rows.logits(given), rows.state
+        requests, drafted = list(rows.requests), None
+        if isinstance(rows, FixedRows):
+            logits, chosen = rows.step()
+            special = [row for row, request in enumerate(requests) if not request.options.is_plain]
         else:
+            given = torch.tensor([[request.tokens[-1]] for request in requests])
+            if self.draft is not None:
+                drafted = self.draft.propose(requests)
+                given = torch.cat([given, drafted], 1)
             x, after = self._hidden(given, rows)
             logits = torch.cat([self._head(part) for part in x.split(1 if self.deterministic else len(x))])
-        finite = torch.isfinite(logits).all(-1).cumprod(1).sum(1, keepdim=True)
-        plain, errors = logits, dict[Request, Exception]()
-        if any(request.options.process for request in requests):
-            logits = logits.clone()
-            errors = self._processed(logits, requests)
-        # one copy from the device
-        chosen = torch.cat([choose(logits, requests), finite], 1).tolist()
+            chosen = torch.isfinite(logits).all(-1).cumprod(1).sum(1, keepdim=True).tolist()
+            special = list(range(len(requests)))
+        errors = self._choose(logits, requests, special, chosen)
         new: dict[Request, list[int]] = {}
-        for request, (*found, valid), drafted in zip(requests, chosen, given[:, 1:].tolist(), strict=True):
+        guesses = [[]] * len(requests) if drafted is None else drafted.tolist()
+        for request, (valid, *found), guessed in zip(requests, chosen, guesses, strict=True):
             if valid == 0:
                 errors[request] = ValueError("its logits are not finite. Use other weights or precision.")
             elif request not in errors:
-                new[request] = request.accepted(found, drafted, valid)
-        counts = [len(new[request]) if request in new else given.shape[1] for request in requests]
-        rows.state = self._behind(given, rows, after, counts)
-        self.counts["proposed"] += given[:, 1:].numel()
+                new[request] = request.accepted(found, guessed, valid)
+        if not isinstance(rows, FixedRows):
+            counts = [len(new[request]) if request in new else given.shape[1] for request in requests]
+            rows.state = self._behind(given, rows, after, counts)
+        self.counts["proposed"] += sum(map(len, guesses))
         for row, request in enumerate(requests):
-            request.score(plain[row], new.get(request, []))
+            request.score(logits[row], new.get(request, []))
         for request, tokens in new.items():
             self.counts["accepted"] += len(tokens) - 1
             self.counts["generated"] += len(tokens)
@@ -597,21 +592,31 @@ class Engine:
         for why, ended in complete.items():
             self._end(ended, why)
 
-    def _processed(self, logits: Tensor, requests: Sequence[Request]) -> dict[Request, Exception]:
-        """Let requests change the logits of their next token; return the errors of those that fail."""
+    def _choose(
+        self, logits: Tensor, requests: Sequence[Request], some: Sequence[int], chosen: Sequence[list[int]]
+    ) -> dict[Request, Exception]:
+        """Put tokens of some rows behind the first entry of `chosen`; return the errors of requests."""
         errors: dict[Request, Exception] = {}
-        for row, request in enumerate(requests):
+        if not some:
+            return errors
+        of_rows = [requests[row] for row in some]
+        processed = any(request.options.process for request in of_rows)
+        # the usual case needs no copy
+        logits = logits if len(some) == len(requests) and not processed else logits[some]
+        for place, request in enumerate(of_rows):
             if request.options.process is None:
                 continue
             try:
-                found = request.options.process(request.tokens, logits[row, 0])
+                found = request.options.process(request.tokens, logits[place, 0])
                 require(
                     bool(torch.isfinite(found).any() and (found < math.inf).all()),
                     "`process` must leave a token to choose, and no NaN; got logits without one.",
                 )
-                logits[row, 0] = found
+                logits[place, 0] = found
             except Exception as error:
                 errors[request] = error
+        for row, tokens in zip(some, choose(logits, of_rows).tolist(), strict=True):
+            chosen[row][1:] = tokens
         return errors
 
     def _hidden(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, State]:

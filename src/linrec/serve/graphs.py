@@ -1,11 +1,12 @@
 """Rows in fixed memory, and their steps as CUDA graphs: one launch in place of hundreds."""
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from linrec.generation.caches import has_rings, with_cache_length, with_places, with_rings, without_rings
@@ -19,6 +20,7 @@ from linrec.ops.core.garbage import uncollected
 from linrec.ops.core.kernel import successors
 from linrec.serve.request import Request
 from linrec.serve.rows import SHORT, Rows
+from linrec.serve.sampling import choose_plain
 from linrec.trees import leaves, map_tree
 
 __all__ = ["CapturedRows", "FixedRows", "fixed_state"]
@@ -38,15 +40,27 @@ class FixedRows(Rows):
         model: the model.
         row: the state of one row, from `fixed_state`.
         budget: the most bytes of all states; rows that do not fit are not admitted.
+        vocab_size: number of token ids to choose from; None is all.
+        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
 
     Attributes:
         taken: number of steps of all rows since the memory was made.
     """
 
-    def __init__(self, model: LanguageModel, row: State, *, budget: float) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        row: State,
+        *,
+        budget: float = math.inf,
+        vocab_size: int | None = None,
+        precision: Precision = "32-true",
+    ) -> None:
         super().__init__(model)
-        self.budget = budget
-        self.taken = 0
+        self.budget, self.taken = budget, 0
+        self._vocab_size, self._precision = vocab_size, precision
+        self._device = model.embedding.weight.device
+        self._bytes = functools.cache(self._bytes_of)
         self._row = map_tree(lambda part: part.to("meta"), row)
         self._grows = any(mixer.state_grows for mixer in model.mixers)
         self._memory: State = None
@@ -55,17 +69,38 @@ class FixedRows(Rows):
         # the next slot of rings, by their numbers of slots
         self._places: dict[int, Tensor] = {}
 
-    @property
-    def state(self) -> State:
-        """The state of all rows."""
-        return self.part(len(self))
+    def step(self) -> tuple[Float[Tensor, "n 1 v"], list[list[int]]]:
+        """Read the newest token of each row.
 
-    @state.setter
-    def state(self, state: State) -> None:
-        if self.requests:
-            write(self.state, state)
+        Returns:
+            The logits of the next tokens, which the next step overwrites; and of each row whether they are
+            finite, 1 or 0, and the next token without filters of logits.
+        """
+        n = len(self)
+        step = 1 << max(0, n.bit_length() - 3)
+        size = min(-(-n // step) * step, self._size[0])
+        given = [(r.tokens[-1], r.options.sampling.temperature, r.uniform()) for r in self.requests]
+        rows = torch.tensor(given + [(0, 0.0, 0.0)] * (size - n), dtype=torch.float64)
+        logits, chosen = self._run(size, rows)
+        self.taken += 1
+        return logits[:n], chosen[:n].tolist()
 
-    def part(self, rows: int) -> State:
+    def _run(self, size: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        state = self._part(size)
+        logits, chosen, after = self._stepped(rows.to(self._device), state)
+        _write(state, after)
+        return logits, chosen
+
+    @torch.no_grad()
+    def _stepped(self, rows: Float[Tensor, "n 3"], state: State) -> tuple[Tensor, Tensor, State]:
+        tokens, temperature, uniform = rows.unbind(1)
+        with autocast(self._precision, self._device):
+            x, after = self.model.hidden(tokens.long()[:, None], state)
+            logits = self.model.head(x)[..., : self._vocab_size]
+        chosen = choose_plain(logits[:, 0], temperature[:, None], uniform[:, None])
+        return logits, torch.stack([torch.isfinite(logits[:, 0]).all(-1).long(), chosen], 1), after
+
+    def _part(self, rows: int) -> State:
         """Return the state of the first rows, also of those in use by no request."""
         return with_places(self.model, map_tree(lambda part: part[:rows], self._memory), self._place)
 
@@ -116,8 +151,7 @@ class FixedRows(Rows):
         return found
 
     def after_step(self) -> None:
-        """Count a step of all rows."""
-        self.taken += 1
+        """Leave the state as it is."""
 
     def outgrown(self) -> list[Request]:
         """Return the requests, longest first, whose next step there is no memory for."""
@@ -148,7 +182,7 @@ class FixedRows(Rows):
         used = sum(max(SHORT, request.read) for request in requests)
         return self._bytes(size) <= self.budget and rows * steps <= WASTE * used
 
-    def _bytes(self, size: tuple[int, int]) -> int:
+    def _bytes_of(self, size: tuple[int, int]) -> int:
         row = with_rings(self.model, self._row, size[1], 0)
         return size[0] * sum(part.nbytes for part in leaves(row))
 
@@ -167,7 +201,7 @@ class FixedRows(Rows):
 
 
 class CapturedRows(FixedRows):
-    """Fixed rows whose steps are replayed as CUDA graphs.
+    """Fixed rows whose steps are replayed as CUDA graphs, each of them a single launch.
 
     There is a graph for each number of rows with three leading binary digits. Fewer rows take the next larger
     graph, which computes further rows for nothing.
@@ -175,61 +209,42 @@ class CapturedRows(FixedRows):
     Args:
         model: the model.
         row: the state of one row, from `fixed_state`.
-        vocab_size: number of token ids to choose from.
-        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         budget: the most bytes of all states, at most half of the memory that is free.
+        options: further options of `FixedRows`.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        row: State,
-        *,
-        vocab_size: int | None,
-        precision: Precision,
-        budget: float = math.inf,
-    ) -> None:
-        self._vocab_size, self._precision = vocab_size, precision
-        self._device = model.embedding.weight.device
+    def __init__(self, model: LanguageModel, row: State, *, budget: float = math.inf, **options: Any) -> None:
         # the other half is for prompts, for states that are copied, and for what does not fit here
-        super().__init__(model, row, budget=min(budget, torch.cuda.mem_get_info(self._device)[0] / 2))
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        free = torch.cuda.mem_get_info(model.embedding.weight.device)[0]
+        super().__init__(model, row, budget=min(budget, free / 2), **options)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._pool: Any = None
 
-    def logits(self, tokens: Int64[Tensor, "n 1"]) -> Float[Tensor, "n 1 v"]:
-        """Read a token of each row; return the logits of the next, which the next call overwrites."""
-        n = len(tokens)
-        step = 1 << max(0, n.bit_length() - 3)
-        size = min(-(-n // step) * step, self._size[0])
+    def _run(self, size: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         if size not in self._graphs:
             with torch.cuda.device(self._device):
                 self._graphs[size] = self._recorded(size)
-        graph, given, logits = self._graphs[size]
-        given[:n] = tokens
+        graph, (given, logits, chosen) = self._graphs[size]
+        given.copy_(rows)
         graph.replay()
-        return logits[:n]
+        return logits, chosen
 
     def _resize(self, size: tuple[int, int]) -> None:
         # a pool ends with the last of its graphs
         self._graphs, self._pool = {}, torch.cuda.graph_pool_handle()
         super()._resize(size)
 
-    def _recorded(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        state, tokens = self.part(size), torch.zeros(size, 1, dtype=torch.int64, device=self._device)
-        # compiles and tunes kernels; rings are written in place, and keep the slots of the step itself
-        self._step(tokens, state)
+    def _recorded(self, size: int) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        state, rows = self._part(size), torch.zeros(size, 3, dtype=torch.float64, device=self._device)
+        # compiles and tunes kernels; rings are written in place, in the slots that the step itself writes
+        self._stepped(rows, state)
         graph = torch.cuda.CUDAGraph()
         with uncollected(), torch.cuda.graph(graph, pool=self._pool):
             # kernels read a state before they write the next one to its place
             with successors((part, part) for part in leaves(state)):
-                logits, after = self._step(tokens, state)
-            write(state, after)
-        return graph, tokens, logits
-
-    def _step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        with autocast(self._precision, self._device):
-            x, after = self.model.hidden(tokens, state)
-            return self.model.head(x)[..., : self._vocab_size], after
+                logits, chosen, after = self._stepped(rows, state)
+            _write(state, after)
+        return graph, (rows, logits, chosen)
 
 
 def fixed_state(model: LanguageModel, precision: Precision) -> State:
@@ -248,7 +263,7 @@ def fixed_state(model: LanguageModel, precision: Precision) -> State:
     return with_cache_length(model, state, EAGER_STEPS) if all(form == forms[0] for form in forms) else None
 
 
-def write(places: State, state: State) -> None:
+def _write(places: State, state: State) -> None:
     """Copy a state to places, which some parts of it may share."""
     pairs = list(zip(leaves(places), leaves(state), strict=True))
     shared = {place.untyped_storage().data_ptr() for place, _ in pairs}

@@ -72,6 +72,11 @@ class Options:
         if self.seconds != math.inf:
             positive(seconds=self.seconds)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from all, without filters of logits."""
+        return self.process is None and self.sampling.top_k is None and self.sampling.top_p in (None, 1)
+
 
 @dataclass(eq=False)
 class Request:

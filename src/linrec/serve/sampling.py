@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from linrec.generation.sampling import Sampling, candidates, draw
+from linrec.generation.sampling import Candidates, Sampling, candidates, draw
 from linrec.serve.request import Request
 
-__all__ = ["choose"]
+__all__ = ["choose", "choose_plain"]
 
 
 def choose(
@@ -38,3 +38,19 @@ def choose(
             tokens = draw(found, torch.tensor(u, dtype=p.dtype, device=p.device)[:, None])
         chosen[rows] = tokens.view(len(rows), k)
     return chosen
+
+
+def choose_plain(
+    logits: Float[Tensor, "b v"], temperature: Float[Tensor, "b 1"], uniform: Float[Tensor, "b 1"]
+) -> Int64[Tensor, "b"]:
+    """Return the tokens of `choose` for one token of rows without filters, by operations of one shape.
+
+    Args:
+        logits: logits of the rows.
+        temperature: temperature of each row, float64; 0 is greedy.
+        uniform: the random number of each row, float64.
+    """
+    wide, greedy = logits.double(), temperature == 0
+    p = ((wide - wide.amax(-1, keepdim=True)) / torch.where(greedy, 1.0, temperature)).softmax(-1)
+    ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+    return torch.where(greedy[:, 0], logits.argmax(-1), draw(Candidates(ids, p), uniform))
