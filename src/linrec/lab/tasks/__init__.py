@@ -74,6 +74,7 @@ TASKS: Mapping[str, str] = {
     "aan": "texts:AAN",
     "adding": "dynamics:Adding",
     "associative_recall": "recall:AssociativeRecall",
+    "babyai": "babyai:BabyAI",
     "bouncing_digits": "bouncing_digits:BouncingDigits",
     "compression": "copying:Compression",
     "copying": "copying:Copying",

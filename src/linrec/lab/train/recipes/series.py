@@ -2,6 +2,7 @@
 
 from linrec.lab.tasks.archives import Tser, Uea
 from linrec.lab.tasks.automata import EventXor
+from linrec.lab.tasks.babyai import BabyAI
 from linrec.lab.tasks.bouncing_digits import BouncingDigits
 from linrec.lab.tasks.dynamics import FitzHughNagumo, IrregularSines
 from linrec.lab.tasks.ett import Ett, Forecast
@@ -243,6 +244,22 @@ def sepsis() -> TrainConfig:
         model=causal(**gate_loops(64), pooling="last"),
         optim=OptimConfig(lr=0.0032, betas=(0.9, 0.999), weight_decay=0.01, warmup_steps=100, clip_norm=1.0),
         loop=LoopConfig(epochs=50, batch_size=1024, matmul_precision="high", eval_every=28, keep="best"),
+    )
+
+
+@recipe
+def babyai() -> TrainConfig:
+    """Imitate the bot of BabyAI, which follows instructions in a grid world; needs the extra "babyai".
+
+    Source: BabyAI (Chevalier-Boisvert and others, 2019) for the worlds, the instructions and the bot. The
+    model and its settings are chosen for this recipe, not tuned.
+    """
+    return TrainConfig(
+        name="babyai",
+        task=BabyAI(),
+        model=causal(**gate_loops(128), pooling="none"),
+        optim=OptimConfig(lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
+        loop=LoopConfig(steps=5000, batch_size=64, matmul_precision="high", keep="best"),
     )
 
 
