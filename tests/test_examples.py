@@ -7,10 +7,13 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from linrec.lab.tasks import LanguageModeling
+from linrec.lab.tasks.audio import read_wav, write_wav
+from linrec.lab.tasks.recordings import Recordings
 from linrec.lab.train import LoopConfig, TrainConfig, fit
 from linrec.models import ModelConfig
 from tests.tiers import thorough
@@ -41,6 +44,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_every_example_is_tested_here():
     tested = {
+        "audio",
         "distillation",
         "hugging_face",
         "online_approximation",
@@ -92,6 +96,19 @@ def test_online_approximation(run, tmp_path):
     assert max(errors) < 0.15 and errors[1] < 0.005
     assert out.count("from 64 numbers") == 4
     assert (tmp_path / "runs/online_approximation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_audio(run, tmp_path):
+    (tmp_path / "sounds").mkdir()
+    write_wav(tmp_path / "sounds/rose.wav", torch.linspace(0, 400, 16 * 64).sin() / 2, rate=16_000)
+    model = ModelConfig(vocab_size=1, mixer="s4d", d_model=8, n_layers=2, pool=(4,))
+    task = Recordings(path=tmp_path / "sounds", length=64)
+    loop = LoopConfig(steps=4, batch_size=8, device="cpu")
+    fit(TrainConfig("rose", task, model, loop=loop), tmp_path / "runs/rose")
+    files = run("audio", "runs/rose", "40").splitlines()
+    sounds = [read_wav(tmp_path / file) for file in files]
+    assert [(len(samples), rate) for samples, rate in sounds] == [(40, 16_000)] * 4
+    assert not any(np.array_equal(sounds[0][0], samples) for samples, _ in sounds[1:])
 
 
 @thorough

@@ -111,6 +111,7 @@ TASKS: Mapping[str, str] = {
     "pathfinder": "arena:Pathfinder",
     "pendulum": "dynamics:Pendulum",
     "phonebook": "lookup:Phonebook",
+    "recordings": "recordings:Recordings",
     "reversing": "stacks:Reversing",
     "sc09": "signals:Sc09",
     "segment_copy": "copying:SegmentCopy",
