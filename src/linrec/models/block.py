@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
-from linrec.models.source_reading import SourceReading
+from linrec.models.source_reading import SourceReading, StackedReading
 from linrec.nn.mixer import checked_output
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
@@ -189,7 +189,11 @@ class Block(nn.Module):
     def _read(self, x: Tensor, memory: Tree) -> Tensor:
         if self.reading is None:
             return x
-        return self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
+        x = self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
+        if isinstance(self.reading, StackedReading):
+            norm = self.reading.second_norm
+            x = self._after(norm, x, self.reading.following(self._before(norm, x), memory))
+        return x
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.norm_position == "pre" else x
