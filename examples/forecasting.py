@@ -42,7 +42,7 @@ def windows(split: Windows, index: Tensor) -> tuple[Tensor, Tensor]:
 
 def loss_of(shown: Tensor, hidden: Tensor) -> Tensor:
     forecast, each_next, inputs = model(shown)
-    # the encoder's outputs at the hidden steps are what the decoder should read there
+    # the decoder should predict the encoder's outputs at the hidden steps
     whole = model.embed(torch.cat([shown, hidden], 1))
     whole = whole + model.encoder(whole)[0]
     of_inputs = mse_loss(inputs, whole[:, task.shown :].detach())

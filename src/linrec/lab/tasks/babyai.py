@@ -95,7 +95,7 @@ class BabyAI:
         x = word_1, ..., word_l, o_1, ..., o_n        y = action_1, ..., action_n at the observations o
 
     An observation is what the agent sees of the world: 7 x 7 cells with an object, a colour and a state, and
-    its direction, all as one-hot vectors. What leaves the view has to be remembered. The bot of BabyAI, which
+    its direction, all as one-hot vectors. Objects that leave the view must be remembered. BabyAI's bot, which
     sees the whole world, makes the demonstrations. Needs the package minigrid, the extra "babyai".
 
     Args:
@@ -296,7 +296,7 @@ def _demonstrated(world: Any, seed: int, length: int) -> Iterator[Demonstrations
 
 
 def _features(words: Tensor, images: Tensor, directions: Tensor) -> Float[Tensor, "b t f"]:
-    """Return one-hot vectors, zeros for what a step does not have."""
+    """Return one-hot vectors; parts that a step lacks are zeros."""
     cells = images.long().unflatten(-1, (CELLS, 3)).unbind(-1)
     kinds = [_one_hot(part, n).flatten(-2) for part, n in zip(cells, (KINDS, COLOURS, STATES), strict=True)]
     seen = torch.cat(kinds, -1) * (directions > 0)[..., None]
