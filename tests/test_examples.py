@@ -1,5 +1,6 @@
 """The examples run, say what they say, and stay short."""
 
+import datetime
 import json
 import random
 import re
@@ -7,10 +8,14 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from linrec.lab.tasks import LanguageModeling
+from linrec.lab.tasks.audio import read_wav, write_wav
+from linrec.lab.tasks.ett import SERIES
+from linrec.lab.tasks.recordings import Recordings
 from linrec.lab.train import LoopConfig, TrainConfig, fit
 from linrec.models import ModelConfig
 from tests.tiers import thorough
@@ -41,7 +46,9 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_every_example_is_tested_here():
     tested = {
+        "audio",
         "distillation",
+        "forecasting",
         "hugging_face",
         "online_approximation",
         "own_mixer",
@@ -94,6 +101,19 @@ def test_online_approximation(run, tmp_path):
     assert (tmp_path / "runs/online_approximation.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_audio(run, tmp_path):
+    (tmp_path / "sounds").mkdir()
+    write_wav(tmp_path / "sounds/rose.wav", torch.linspace(0, 400, 16 * 64).sin() / 2, rate=16_000)
+    model = ModelConfig(vocab_size=1, mixer="s4d", d_model=8, n_layers=2, pool=(4,))
+    task = Recordings(path=tmp_path / "sounds", length=64)
+    loop = LoopConfig(steps=4, batch_size=8, device="cpu")
+    fit(TrainConfig("rose", task, model, loop=loop), tmp_path / "runs/rose")
+    files = run("audio", "runs/rose", "40").splitlines()
+    sounds = [read_wav(tmp_path / file) for file in files]
+    assert [(len(samples), rate) for samples, rate in sounds] == [(40, 16_000)] * 4
+    assert not any(np.array_equal(sounds[0][0], samples) for samples, _ in sounds[1:])
+
+
 @thorough
 def test_distillation(run, tmp_path):
     text = tmp_path / "rose.txt"
@@ -113,6 +133,22 @@ def test_distillation(run, tmp_path):
     assert forgetful["ratio"] > 1.05 and forgetful["filter_error"] == pytest.approx(1)
     assert abs(fitted["ratio"] - 1) < 0.01 and fitted["filter_error"] < 0.2
     assert exact["ratio"] == pytest.approx(1, rel=1e-5) and exact["filter_error"] < 1e-4
+
+
+@thorough
+def test_forecasting(run, tmp_path):
+    # two periods of a day each, and noise
+    step = np.arange(20 * 30 * 24)
+    waves = np.sin(step[:, None] * 2 * np.pi / 24 * np.arange(1, 8) / 3)
+    noise = np.random.default_rng(0).normal(size=waves.shape)
+    start = datetime.datetime(2016, 7, 1)
+    lines = [",".join(["date", *SERIES])]
+    for n, row in enumerate(waves + 0.1 * noise):
+        lines.append(",".join([str(start + datetime.timedelta(hours=n)), *(f"{x:.4f}" for x in row)]))
+    (tmp_path / "ETTh1.csv").write_text("\n".join(lines) + "\n")
+    out = run("forecasting", "ETTh1.csv", "30")
+    forecast, repeated = (float(part.split()[-1]) for part in out.splitlines()[-1].split(";"))
+    assert forecast < 0.5 * repeated
 
 
 @pytest.mark.thorough

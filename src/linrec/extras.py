@@ -18,6 +18,7 @@ EXTRAS = {
     "hf": ("transformers", "tokenizers", "accelerate"),
     "eval": ("lm_eval",),
     "bench": ("pyarrow",),
+    "babyai": ("minigrid", "gymnasium"),
     "ode": ("torchdiffeq",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }

@@ -25,7 +25,7 @@ def inputs():
 def locally(mixer, x):
     """u, whose networks run over one window after the other."""
     for rnn, norm in zip(mixer.rnns, mixer.rnn_norms, strict=True):
-        padded = torch.cat([x.new_zeros(1, mixer.window - 1, D), norm(x)], 1)
+        padded = torch.cat([x.new_zeros(len(x), mixer.window - 1, D), norm(x)], 1)
         steps = [rnn(padded[:, n : n + mixer.window])[0][:, -1] for n in range(x.shape[1])]
         x = x + torch.stack(steps, 1)
     return x
@@ -90,3 +90,17 @@ def test_local_networks_are_any_mixer():
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_a_channel_of_a_local_network_is_dropped_once():
+    mixer, x = make(dropout=0.5), torch.randn(4, 50, D, generator=generator(), dtype=torch.float64)
+    with torch.no_grad():
+        # without the output of the attention
+        mixer.attention.out.weight.zero_()
+        mixer.attention.out.bias.zero_()
+        local = locally(mixer, x) - x
+        block = Block(mixer, None, dropout=0.5).double().train()
+        shares = (block(x)[0] - x) / local
+    assert_agree(shares.unique(sorted=True).round(decimals=6).unique(), torch.tensor([0.0, 2.0]).double())
+    assert 0.4 < (shares == 0).double().mean() < 0.6
+    assert Block(make(), None, dropout=0.5).mixer.own_dropout is False

@@ -63,6 +63,13 @@ PAIRS: dict[str, dict[str, Any]] = {
         "n_reading_second": 1,
         "mixer": "attention",
     },
+    "stacked": {
+        "encoder": SEES_ALL,
+        "arn": AttentiveRecurrenceConfig(n_steps=3, n_heads=2, cell="gru"),
+        "merge": "stack",
+        "norm_position": ("pre", "post"),
+        "mixer": "lru",
+    },
 }
 each = pytest.mark.parametrize("name", PAIRS)
 
@@ -118,6 +125,33 @@ def test_the_model_written_out() -> None:
         h = h + attention.out(o)
         h = h + block.channel_mixing(block.channel_mixing_norm(h))
     assert_agree(model(targets(), source=sources())[0], model.head(model.norm(h)))
+
+
+def test_a_stack_of_two_attentions_written_out() -> None:
+    model = make("stacked")
+    encoded, visible = model.encoder.encoded(sources(), LENGTHS, None)
+    encoded = encoded.masked_fill(~visible[..., None], 0)
+    others = model.second(model.encoder.embedded(sources(), visible), visible)
+
+    def attended(attention: Any, x: Tensor, u: Tensor, seen: Tensor | None) -> Tensor:
+        q, k, v = attention.q(x), attention.k(u), attention.v(u)
+        scores = q @ k.mT / 8**0.5
+        if seen is not None:
+            scores = scores.masked_fill(~seen[:, None], -torch.inf)
+        return attention.out(scores.softmax(-1) @ v)
+
+    h = model.embedding.weight[targets()]
+    first, last = model.blocks
+    h = h + first.mixer(first.mixer_norm(h))[0]
+    h = h + attended(first.reading.attention, first.reading_norm(h), encoded, visible)
+    h = h + attended(first.reading.second.attention, first.reading.second_norm(h), others, None)
+    h = h + first.channel_mixing(first.channel_mixing_norm(h))
+    h = last.mixer_norm(h + last.mixer(h)[0])
+    h = last.reading_norm(h + attended(last.reading.attention, h, encoded, visible))
+    h = last.reading.second_norm(h + attended(last.reading.second.attention, h, others, None))
+    h = last.channel_mixing_norm(h + last.channel_mixing(h))
+    y, _ = model(targets(), source=sources(), source_lengths=LENGTHS)
+    assert_agree(y, model.head(model.norm(h)))
 
 
 @each
@@ -354,6 +388,8 @@ def test_what_is_refused() -> None:
         make(mixer_args={"causal": False})
     with pytest.raises(ValueError, match=r"`memory` must be of the encoder.*got 'decoder' and None"):
         replace(model.config, memory={"kind": "memformer"})
+    with pytest.raises(ValueError, match="`merge` = 'stack' needs a `second` encoder or `arn`; got neither"):
+        make(merge="stack")
     hf = pytest.importorskip("linrec.hf", reason='the extra "hf" is not installed')
     with pytest.raises(ValueError, match="got an `EncoderDecoder`"):
         hf.to_hugging_face(model)

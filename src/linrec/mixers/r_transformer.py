@@ -65,8 +65,9 @@ class RTransformer(Mixer):
         bias: whether the projections of the attention have biases.
         norm: norm of each sublayer's input, "layer", "rms" or "none".
         norm_eps: epsilon of the norms.
-        dropout: probability that a share of attention, or a channel of a local network's output, is dropped,
-            in training alone.
+        dropout: probability that a share of attention, or a channel of the output of a local network or of
+            the attention, is dropped, in training alone. If it is above 0, a block does not drop channels of
+            the mixer's output once more.
 
     Raises:
         ValueError: `n_heads` that does not divide `d_model`, an unknown name, or a number out of range.
@@ -103,7 +104,7 @@ class RTransformer(Mixer):
         super().__init__(d_model)
         at_least(1, most=COUNT, window=window, n_rnns=n_rnns)
         at_least(0, norm_eps=norm_eps)
-        self.window, self.dropout = window, dropout
+        self.window, self.dropout, self.own_dropout = window, dropout, dropout > 0
         name = canonical(rnn, what="`rnn`")
         self.rnns = nn.ModuleList(build(get(name), d_model, **rnn_args or {}) for _ in range(n_rnns))
         self.rnn_norms = nn.ModuleList(make_norm(norm, d_model, eps=norm_eps) for _ in range(n_rnns))
@@ -119,10 +120,13 @@ class RTransformer(Mixer):
             windows, tail = self._windows(norm(u), tail, reset)
             h, _ = rnn(windows.flatten(0, 1))
             last = h[:, -1].unflatten(0, u.shape[:2])
-            u = u + functional.dropout(last, self.dropout, self.training)
+            u = u + self._dropped(last)
             tails.append(tail)
         attended, attention = self.attention(self.attention_norm(u), past.attention, reset=reset)
-        return u - x + attended, RTransformerState(tuple(tails), attention)
+        return u - x + self._dropped(attended), RTransformerState(tuple(tails), attention)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
 
     def _windows(
         self, x: Tensor, tail: Tensor, reset: Bool[Tensor, "b t"] | None

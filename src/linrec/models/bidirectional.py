@@ -68,7 +68,7 @@ class Directions(Mixer):
             )
         d_model = mixers[0].d_model
         super().__init__(d_model)
-        self.own_norm = mixers[0].own_norm
+        self.own_norm, self.own_dropout = mixers[0].own_norm, mixers[0].own_dropout
         self.directions, self.combine = tuple(directions), combine
         self.unshared = None if unshared is None else tuple(unshared)
         # if all parameters are shared, further mixers would only be aliases of the first

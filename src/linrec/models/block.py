@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
-from linrec.models.source_reading import SourceReading
+from linrec.models.source_reading import SourceReading, StackedReading
 from linrec.nn.mixer import checked_output
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
@@ -31,7 +31,8 @@ class Block(nn.Module):
     Without `skip`, the sum with x is left out.
 
     GateLoop's paper lists skip connections and layer normalisation, but does not give the position of the
-    norm. A "pre" block omits the norm before a mixer that normalises its own input (`Mixer.own_norm`).
+    norm. A "pre" block omits the norm before a mixer that normalises its own input (`Mixer.own_norm`), and
+    any block the dropout of the output of a mixer that has its own (`Mixer.own_dropout`).
 
     A channel mixing that reads earlier steps, such as RWKV's, is a `Mixer` too. The block's state is then the
     pair (state of the time mixing, state of the channel mixing). Otherwise it is the time mixing's state.
@@ -121,7 +122,7 @@ class Block(nn.Module):
         y, over_time = checked_output(
             self.mixer, self.mixer(self._before(self.mixer_norm, x), over_time, **over), x
         )
-        x = self._after(self.mixer_norm, x, y)
+        x = self._after(self.mixer_norm, x, y, dropped=self.mixer.own_dropout)
         if self.reading_channels is None:
             x = self._read(x, memory)
         if isinstance(self.channel_mixing, Mixer):
@@ -189,15 +190,20 @@ class Block(nn.Module):
     def _read(self, x: Tensor, memory: Tree) -> Tensor:
         if self.reading is None:
             return x
-        return self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
+        x = self._after(self.reading_norm, x, self.reading(self._before(self.reading_norm, x), memory))
+        if isinstance(self.reading, StackedReading):
+            norm = self.reading.second_norm
+            x = self._after(norm, x, self.reading.following(self._before(norm, x), memory))
+        return x
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.norm_position == "pre" else x
 
-    def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def _after(self, norm: nn.Module, x: Tensor, y: Tensor, *, dropped: bool = False) -> Tensor:
         if self.norm_position == "output":
-            y = self.dropout(norm(y))
+            y = norm(y)
+        y = y if dropped else self.dropout(y)
+        if self.norm_position == "output":
             return x + y if self.skip else y
-        y = self.dropout(y)
         y = x + y if self.skip else y
         return y if self.norm_position == "pre" else norm(y)

@@ -13,14 +13,14 @@ from linrec.models.attentive_recurrence import AttentiveRecurrence, AttentiveRec
 from linrec.models.config import ModelConfig
 from linrec.models.language_model import LanguageModel
 from linrec.models.sequence_encoder import EncoderConfig, SequenceEncoder
-from linrec.models.source_reading import Encoded, GatedReading, SourceReading
+from linrec.models.source_reading import Encoded, GatedReading, SourceReading, StackedReading
 from linrec.nn.norms import make_norm
 from linrec.nn.segments import SegmentState
 from linrec.rules import at_least, choice, require
 
 __all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
 
-Merge: TypeAlias = Literal["gate", "concatenate"]
+Merge: TypeAlias = Literal["gate", "stack", "concatenate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,9 @@ class EncoderDecoderConfig(ModelConfig):
         arn: an attentive recurrent network as the second encoder, which reads the embeddings of the first;
             see `AttentiveRecurrence`. None disables it.
         merge: how the decoder reads two encoders: "gate", by an attention to each, whose outputs a gate mixes
-            in each block (`GatedReading`); or "concatenate", as one encoder whose output at a step is
-            W [norm(U_1), norm(U_2)] + b, which `arn` does not have.
+            in each block (`GatedReading`); "stack", by two attentions one after another (`StackedReading`);
+            or "concatenate", as one encoder whose output at a step is W [norm(U_1), norm(U_2)] + b, which
+            `arn` does not have.
         n_reading_second: blocks of the decoder that read the second encoder, the last ones; None is all.
         cross_heads: heads of the attention to the encoder's output. None is the largest number that divides
             `d_model` and leaves at least 64 channels to each head, or 1.
@@ -96,9 +97,13 @@ class EncoderDecoderConfig(ModelConfig):
             "out the one or the other.",
         )
         require(
-            self.merge == "gate" or (self.second is not None and self.n_reading_second is None),
+            self.merge != "concatenate" or (self.second is not None and self.n_reading_second is None),
             f"`merge` = {self.merge!r} needs a `second` encoder, which all blocks read; got `second` = "
             f"{self.second} and `n_reading_second` = {self.n_reading_second}. Use `merge` = 'gate'.",
+        )
+        require(
+            self.merge != "stack" or self.has_second,
+            "`merge` = 'stack' needs a `second` encoder or `arn`; got neither. Leave it out.",
         )
         require(
             self.has_second or self.n_reading_second is None,
@@ -139,6 +144,7 @@ class EncoderDecoder(LanguageModel):
     | multi-column encoder | `second`, `merge="concatenate"` |
     | recurrence encoder beside a Transformer's | `second` of one layer of `"gru"`, or `arn` |
     | its short-cut | `n_reading_second=1` |
+    | its stack in place of a gated sum | `merge="stack"` |
     | Memformer | `memory=MemoryConfig(kind="memformer", form="encoder")`, `encode_segments` |
 
     Args:
@@ -331,10 +337,13 @@ class EncoderDecoder(LanguageModel):
         """Return the sublayer of block `layer` that reads the source."""
         config, d_source = self.config, self.config.encoder.d_model
         reading = config.n_layers if config.n_reading_second is None else config.n_reading_second
-        if not config.has_second or config.merge != "gate" or layer < config.n_layers - reading:
+        if not config.has_second or config.merge == "concatenate" or layer < config.n_layers - reading:
             return SourceReading(config.d_model, d_source, config.cross_heads), None
         d_second = d_source if config.second is None else config.second.d_model
-        return GatedReading(config.d_model, d_source, d_second, config.cross_heads), None
+        sizes = config.d_model, d_source, d_second, config.cross_heads
+        if config.merge == "stack":
+            return StackedReading(*sizes, norm=config.norm, norm_eps=config.norm_eps), None
+        return GatedReading(*sizes), None
 
 
 class ColumnMerge(nn.Module):

@@ -63,7 +63,7 @@ class ReversibleBlock(Block):
         """Return the output of time mixing, and the state."""
         over: dict[str, Tensor | None] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
         y, state = checked_output(self.mixer, self.mixer(self.mixer_norm(x), state, **over), x)
-        return self.dropout(y), state
+        return y if self.mixer.own_dropout else self.dropout(y), state
 
     def channels(self, x: Tensor) -> Float[Tensor, "b t d_model"]:
         """Return the output of channel mixing."""

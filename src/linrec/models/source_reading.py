@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.nn.norms import Norm, make_norm
 from linrec.nn.projections import output_kwargs
 from linrec.nn.visible_attention import CrossAttention
 from linrec.rules import require
 from linrec.trees import Tree
 
-__all__ = ["Encoded", "GatedReading", "Source", "SourceReading"]
+__all__ = ["Encoded", "GatedReading", "Source", "SourceReading", "StackedReading", "TwoReadings"]
 
 
 class Encoded(NamedTuple):
@@ -78,25 +79,19 @@ class SourceReading(nn.Module):
         __call__ = forward
 
 
-class GatedReading(SourceReading):
-    """C = g C_1 + (1 - g) C_2, g = sigmoid(W [C_1, C_2] + b), with C_i = Attn(h; U_i) of two encoders.
-
-    The state is a pair of sources.
+class TwoReadings(SourceReading):
+    """Attentions to two encoders, whose state is a pair of sources; a subclass joins their outputs.
 
     Args:
         d_model: width of the decoder.
         d_source: width of U_1.
         d_second: width of U_2.
         n_heads: heads, as in `CrossAttention`.
-
-    Source:
-        Hao and others, Modeling Recurrence for Transformer (2019), section 3.3.
     """
 
     def __init__(self, d_model: int, d_source: int, d_second: int, n_heads: int | None = None) -> None:
         super().__init__(d_model, d_source, n_heads)
         self.second = SourceReading(d_model, d_second, n_heads)
-        self.gate = nn.Linear(2 * d_model, d_model)
 
     def read(self, encoders: Sequence[Encoded]) -> Tree:
         """Return the keys and values of the outputs of two encoders."""
@@ -107,8 +102,60 @@ class GatedReading(SourceReading):
         return super().empty(batch, device), self.second.empty(batch, device)
 
     def forward(self, h: Float[Tensor, "b t d_model"], source: Tree) -> Float[Tensor, "b t d_model"]:
+        """Return Attn(h; U_1)."""
+        return super().forward(h, None if source is None else source[0])
+
+    def following(self, h: Float[Tensor, "b t d_model"], source: Tree) -> Float[Tensor, "b t d_model"]:
+        """Return Attn(h; U_2)."""
+        return self.second(h, None if source is None else source[1])
+
+
+class GatedReading(TwoReadings):
+    """C = g C_1 + (1 - g) C_2, g = sigmoid(W [C_1, C_2] + b), with C_i = Attn(h; U_i) of two encoders.
+
+    Arguments are those of `TwoReadings`.
+
+    Source:
+        Hao and others, Modeling Recurrence for Transformer (2019), section 3.3, gated sum.
+    """
+
+    def __init__(self, d_model: int, d_source: int, d_second: int, n_heads: int | None = None) -> None:
+        super().__init__(d_model, d_source, d_second, n_heads)
+        self.gate = nn.Linear(2 * d_model, d_model)
+
+    def forward(self, h: Float[Tensor, "b t d_model"], source: Tree) -> Float[Tensor, "b t d_model"]:
         """Return C at each step."""
-        first, second = (None, None) if source is None else source
-        C_1, C_2 = super().forward(h, first), self.second(h, second)
+        C_1, C_2 = super().forward(h, source), self.following(h, source)
         g = torch.sigmoid(self.gate(torch.cat([C_1, C_2], -1)))
         return g * C_1 + (1 - g) * C_2
+
+
+class StackedReading(TwoReadings):
+    """Two sublayers of a block, Attn(h; U_1) and then Attn(h; U_2), each with its skip connection and norm.
+
+    The block calls the second sublayer, `following`, with `second_norm`.
+
+    Args:
+        d_model: width of the decoder.
+        d_source: width of U_1.
+        d_second: width of U_2.
+        n_heads: heads, as in `CrossAttention`.
+        norm: "layer", "rms" or "none", of the second sublayer.
+        norm_eps: epsilon of the norm.
+
+    Source:
+        Hao and others, Modeling Recurrence for Transformer (2019), section 3.3, stack.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_source: int,
+        d_second: int,
+        n_heads: int | None = None,
+        *,
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(d_model, d_source, d_second, n_heads)
+        self.second_norm = make_norm(norm, d_model, eps=norm_eps)

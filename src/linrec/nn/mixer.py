@@ -68,6 +68,8 @@ class Mixer(Float32Module):
         takes_dt: whether steps may be irregular. `mix` then has a last argument `dt`, None by default.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
+        own_dropout: whether the mixer drops channels of its output itself. A block then leaves out its
+            dropout of this output.
 
     Example:
         >>> import torch
@@ -83,6 +85,7 @@ class Mixer(Float32Module):
     of_one_input: tuple[str, ...] = ()
     takes_dt: bool = False
     own_norm: bool = False
+    own_dropout: bool = False
     segment_length: int | None = None
     # returns a mixer of the same arguments; None while `init_state` runs zero steps
     _make_again: Callable[[], "Mixer"] | None

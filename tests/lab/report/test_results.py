@@ -73,7 +73,10 @@ def test_jobs_of_the_queue_are_commands(tmp_path: Path) -> None:
         command, name, *words = shlex.split(job.command)
         if command == "train":
             config = get_recipe(name)
-            options = parse(options_type(config, peek(words, "--model.mixer")), words, job.name)
+            of_mixers = options_type(
+                config, peek(words, "--model.mixer"), of_encoder=peek(words, "--model.encoder.mixer")
+            )
+            options = parse(of_mixers, words, job.name)
             config_of(options, config.name, config.task.section)
         else:
             options = with_names_apart(parse(BenchOptions, [name, *words], job.name))

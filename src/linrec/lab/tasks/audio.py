@@ -1,12 +1,17 @@
-"""Features of sound: mel-frequency cepstral coefficients, and samples of 8 bits by the mu-law."""
+"""Sound: wav files, mel-frequency cepstral coefficients, and samples of 8 bits by the mu-law."""
 
 import math
+import wave
+from pathlib import Path
 
+import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, Int16, UInt8
 from torch import Tensor
 
-__all__ = ["mfcc", "mu_law"]
+from linrec.text import DataError
+
+__all__ = ["from_mu_law", "mfcc", "mu_law", "read_wav", "write_wav"]
 
 WINDOW, HOP = 200, 100
 """Samples of a window, and between windows."""
@@ -63,6 +68,59 @@ def mu_law(samples: Float[Tensor, "*n"]) -> UInt8[Tensor, "*n"]:
     """
     scaled = samples.sign() * (MU * samples.abs()).log1p() / math.log1p(MU)
     return ((scaled + 1) / 2 * MU + 0.5).floor().to(torch.uint8)
+
+
+def from_mu_law(values: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return samples from 8 bits by the mu-law.
+
+        x = sign(u) (256^|u| - 1) / 255      u = 2 m / 255 - 1
+
+    Args:
+        values: m, from 0 to 255, of any integer dtype.
+
+    Example:
+        >>> from_mu_law(mu_law(torch.tensor([-1.0, 0.01, 1.0])))
+        tensor([-1.0000,  0.0102,  1.0000])
+    """
+    # integers of 8 bits would overflow
+    u = 2 * values.float() / MU - 1
+    return u.sign() * (u.abs() * math.log1p(MU)).expm1() / MU
+
+
+def read_wav(path: Path) -> tuple[Int16[np.ndarray, "t channels"], int]:
+    """Return the samples of a wav file of 16 bits, and its rate in Hz.
+
+    Raises:
+        DataError: the file cannot be read, is truncated, or has another number of bits.
+    """
+    try:
+        with wave.open(str(path), "rb") as file:
+            n_channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            n_bytes = file.getnframes() * n_channels * width
+            content = file.readframes(file.getnframes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (EOFError, wave.Error) as error:
+        why = str(error) or "it ends too soon"
+        raise DataError(f"{path} is not a wav file, or it is damaged: {why}. Unpack it again.") from error
+    if width != 2:
+        raise DataError(f"{path} must have samples of 16 bits; it has {8 * width} bits. Convert it.")
+    if len(content) != n_bytes:
+        raise DataError(
+            f"{path} must have {n_bytes} bytes of samples; it has {len(content)}. It is truncated: unpack it "
+            "again."
+        )
+    return np.frombuffer(content, dtype="<i2").reshape(-1, n_channels), rate
+
+
+def write_wav(path: Path, samples: Float[Tensor, "t"], *, rate: int) -> None:
+    """Write samples in [-1, 1] as a wav file of one channel and 16 bits."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        numbers = (samples * (2**15 - 1)).round().to(torch.int16)
+        file.writeframes(numbers.cpu().numpy().astype("<i2").tobytes())
 
 
 def _triangles(rate: int) -> Float[Tensor, "f m"]:

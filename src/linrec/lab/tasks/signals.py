@@ -3,7 +3,6 @@
 import abc
 import hashlib
 import os
-import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.lab.corpora.corpus import ReadingDisplay
-from linrec.lab.tasks.audio import N_MFCC, mfcc, mu_law
+from linrec.lab.tasks.audio import N_MFCC, mfcc, mu_law, read_wav
 from linrec.lab.tasks.base import SPLIT_NAMES, SplitName
 from linrec.lab.tasks.files import FileTask, kept
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries, stratified
@@ -330,27 +329,12 @@ def _coefficients(samples: Int16[Tensor, "n t 1"]) -> Float[Tensor, "n s k"]:
 
 def _samples(path: Path) -> NDArray[np.int16]:
     """Return the samples of a wav file of 16 bits and 16 kHz, at most a second."""
-    try:
-        with wave.open(str(path), "rb") as file:
-            kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
-            n_bytes = file.getnframes() * file.getnchannels() * file.getsampwidth()
-            content = file.readframes(file.getnframes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (EOFError, wave.Error) as error:
-        why = str(error) or "it ends too soon"
-        raise DataError(f"{path} is not a wav file, or it is damaged: {why}. Unpack it again.") from error
-    if kind != (1, 16, RATE):
+    samples, rate = read_wav(path)
+    if samples.shape[1] != 1 or rate != RATE:
         raise DataError(
-            f"{path} must have 1 channel of 16 bits at {RATE} Hz; it has {kind[0]} of {kind[1]} bits at "
-            f"{kind[2]} Hz."
+            f"{path} must have 1 channel of 16 bits at {RATE} Hz; it has {samples.shape[1]} of 16 bits at "
+            f"{rate} Hz."
         )
-    if len(content) != n_bytes:
-        raise DataError(
-            f"{path} must have {n_bytes} bytes of samples; it has {len(content)}. It is truncated: unpack it "
-            "again."
-        )
-    samples = np.frombuffer(content, dtype="<i2")
     if len(samples) > RATE:
         raise DataError(f"{path} must have at most {RATE} samples, a second; it has {len(samples)}.")
-    return samples
+    return samples[:, 0]
