@@ -20,6 +20,7 @@ EXTRAS = {
     "bench": ("pyarrow",),
     "ode": ("torchdiffeq",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
+    "vllm": ("vllm",),
 }
 """The packages of each extra that `src/linrec` imports, by the name of the import."""
 
