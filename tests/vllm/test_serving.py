@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from linrec.tensor_files import seal
 from linrec.text import ByteTokenizer
 from linrec.vllm import register
 
+Note = Callable[[str], None]
 VOCAB = 256
 NEW = 16
 HYBRID = ("gla", "attention", "gated_delta_net", "attention")
@@ -102,8 +103,8 @@ def check_scores(model: LanguageModel, text: list[int], answer: Any, *, atol: fl
     return logits
 
 
-def check(model: LanguageModel, texts: list[list[int]], found: list[Any]) -> None:
-    """Compare answers with `generate` and with log probabilities of the model; print how many are equal."""
+def check(model: LanguageModel, texts: list[list[int]], found: list[Any]) -> str:
+    """Compare answers with `generate` and with log probabilities of the model; say how many are equal."""
     equal = 0
     for text, answer in zip(texts, found, strict=True):
         tokens = list(answer.token_ids)
@@ -115,7 +116,7 @@ def check(model: LanguageModel, texts: list[list[int]], found: list[Any]) -> Non
         first = (alone[0] != torch.tensor(tokens)).nonzero()[0].item()
         margin = logits[first].max() - logits[first, tokens[first]]
         assert margin < 1e-4, f"prompt of {len(text)} tokens, answer's token {first}"
-    print(f"{equal} of {len(texts)} answers equal `generate`; rounding decides the others")
+    return f"{equal} of {len(texts)} answers equal `generate`, and rounding decides the others"
 
 
 def metric(engine: LLM, name: str) -> int:
@@ -141,39 +142,41 @@ def metric(engine: LLM, name: str) -> int:
     ],
     ids=str,
 )
-def test_many_requests_get_the_tokens_of_each_alone(mixer: Any, changes: Any, tmp_path: Path) -> None:
+def test_many_requests_get_the_tokens_of_each_alone(
+    mixer: Any, changes: Any, tmp_path: Path, note: Note
+) -> None:
     model = make(mixer, **changes)
     to_hugging_face(model, tmp_path)
     texts = prompts([1, 2, 3, 4, 7, 33, 64, 65, 129, 200, 1, 2, 5, 40, 17, 90, 63, 8, 3, 250, 31, 6, 64, 11])
     with served(tmp_path, enable_prefix_caching=False) as engine:
-        check(model, texts, answers(engine, texts))
+        note(check(model, texts, answers(engine, texts)))
 
 
 @pytest.mark.parametrize("mixer", ["gla", HYBRID], ids=str)
-def test_a_shared_prefix_is_read_once_and_changes_no_token(mixer: Any, tmp_path: Path) -> None:
+def test_a_shared_prefix_is_read_once_and_changes_no_token(mixer: Any, tmp_path: Path, note: Note) -> None:
     model = make(mixer)
     to_hugging_face(model, tmp_path)
     texts = prompts([1, 3, 7, 20, 33, 50], shared=200)
     with served(tmp_path, enable_prefix_caching=True, block_size=32) as engine:
-        check(model, texts, answers(engine, texts))
+        note(check(model, texts, answers(engine, texts)))
         before = metric(engine, "prefix_cache_hits")
-        check(model, texts, answers(engine, texts))
+        note(check(model, texts, answers(engine, texts)))
         asked, hits = sum(map(len, texts)), metric(engine, "prefix_cache_hits") - before
-        print(f"{hits} of {asked} tokens of prompts came from the cache")
+        note(f"{hits} of {asked} tokens of prompts came from the cache")
         assert hits > asked / 2
 
 
 @pytest.mark.parametrize("mixer", ["gla", "hgru", HYBRID], ids=str)
-def test_rejected_drafts_leave_no_trace(mixer: Any, tmp_path: Path) -> None:
+def test_rejected_drafts_leave_no_trace(mixer: Any, tmp_path: Path, note: Note) -> None:
     model = make(mixer)
     to_hugging_face(model, tmp_path)
     # ends of prompts as short as drafts, and texts that repeat
     texts = prompts([1, 2, 3, 4, 5, 7, 33, 64, 66, 67, 129, 200, 4, 3, 2, 1], period=5)
     with served(tmp_path, enable_prefix_caching=False, speculative_config=NGRAM) as engine:
-        check(model, texts, answers(engine, texts))
+        note(check(model, texts, answers(engine, texts)))
         names = (f"spec_decode_num_{what}_tokens" for what in ("draft", "accepted"))
         drafted, accepted = (metric(engine, name) for name in names)
-        print(f"{accepted} of {drafted} drafted tokens were accepted")
+        note(f"{accepted} of {drafted} drafted tokens were accepted")
         assert 0 < accepted < drafted
 
 

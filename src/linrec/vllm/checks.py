@@ -10,7 +10,7 @@ __all__ = ["Checks"]
 
 
 class Checks(HybridAttentionMambaModelConfig):
-    """What vLLM calls with its settings for a model of linrec."""
+    """vLLM calls this class with its settings for a model of linrec, before it starts other processes."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which rows of the pool the requests of a step read and write.
+"""Metadata of a step: the rows of vLLM's pool that requests read and write.
 
 vLLM passes the numbers of accepted drafts to builders of a few classes alone. The builder of Bailing's linear
 attention is the one that does not depend on a kernel.

@@ -19,7 +19,7 @@ ALIGNED = 16
 
 
 class StateRows:
-    """Where the tensors of a layer's state lie in a row of bytes: one after another, at multiples of 16.
+    """A state as a row of bytes, its tensors one after another, at multiples of 16.
 
     Bytes hold states of any dtypes, complex numbers and counters too, and layers with different states can
     share a pool.
