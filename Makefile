@@ -30,9 +30,9 @@ both: $(VENV)/.installed-test
 test-nightly: $(VENV)/.installed-test
 	$(PYTEST) -m nightly
 
-# the plugin of vLLM on the CPU: an installation of minutes, then about ten minutes; neither CI nor other tiers call it
+# the plugin of vLLM on the CPU: an installation of minutes, then ten minutes on idle cores; neither CI nor other tiers call it
 test-vllm: $(VLLM_VENV)/.installed
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=5
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=5 --disable-warnings
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

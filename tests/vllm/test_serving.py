@@ -116,7 +116,7 @@ def check(model: LanguageModel, texts: list[list[int]], found: list[Any]) -> str
         first = (alone[0] != torch.tensor(tokens)).nonzero()[0].item()
         margin = logits[first].max() - logits[first, tokens[first]]
         assert margin < 1e-4, f"prompt of {len(text)} tokens, answer's token {first}"
-    return f"{equal} of {len(texts)} answers equal `generate`, and rounding decides the others"
+    return f"{equal} of {len(texts)} answers equal `generate`; {len(texts) - equal} differ by rounding"
 
 
 def metric(engine: LLM, name: str) -> int:
