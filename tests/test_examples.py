@@ -11,13 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
+from linrec.generation import generate
+from linrec.hf import to_hugging_face
+from linrec.hf.tokenizer import fast_tokenizer, make_room
 from linrec.lab.tasks import LanguageModeling
 from linrec.lab.tasks.audio import read_wav, write_wav
 from linrec.lab.tasks.ett import SERIES
 from linrec.lab.tasks.recordings import Recordings
 from linrec.lab.train import LoopConfig, TrainConfig, fit
-from linrec.models import ModelConfig
+from linrec.models import LanguageModel, ModelConfig
+from linrec.text import ByteTokenizer
 from tests.tiers import thorough
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
@@ -52,6 +57,7 @@ def test_every_example_is_tested_here():
         "hugging_face",
         "online_approximation",
         "own_mixer",
+        "ray_serve",
         "streaming",
         "time_parallel",
         "token_mixing_matrix",
@@ -158,6 +164,25 @@ def test_hugging_face(run):
     out = run("hugging_face")
     assert "roses acc,none 1.0000" in re.sub(" +", " ", out)
     assert "\na rose is a rose is a\n" in out and "trainable params" in out
+
+
+@pytest.mark.thorough
+def test_ray_serve(tmp_path):
+    # the application of a replica; Ray itself is not installed
+    torch.manual_seed(0)
+    model, tokenizer = LanguageModel(ModelConfig(vocab_size=256, d_model=16)).eval(), ByteTokenizer()
+    published, spelled = to_hugging_face(model), fast_tokenizer(tokenizer)
+    make_room(published, spelled)
+    for part in (published, spelled):
+        part.save_pretrained(tmp_path / "folder")
+    (path,) = (example for example in EXAMPLES if example.stem == "ray_serve")
+    replica = runpy.run_path(str(path))["replica"]
+    body = {"model": "folder", "prompt": "a rose", "max_tokens": 8, "temperature": 0}
+    with TestClient(replica(tmp_path / "folder", slots=2)) as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    alone, _ = generate(model, torch.tensor([list(b"a rose")]), n_tokens=8, temperature=0)
+    assert answer.json()["choices"][0]["text"] == tokenizer.decode(alone[0].tolist())
 
 
 def test_train_in_forty_lines(run):

@@ -58,6 +58,7 @@ SECOND = (
     "tests/test_examples.py",
     "tests/test_foreign.py",
     "tests/test_limits.py",
+    "tests/vllm/test_serving.py",
 )
 """Files and folders of the second tier, examples of docstrings included: their tests make whole runs."""
 FIRST = (

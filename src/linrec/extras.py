@@ -21,6 +21,7 @@ EXTRAS = {
     "babyai": ("minigrid", "gymnasium"),
     "ode": ("torchdiffeq",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
+    "vllm": ("vllm",),
 }
 """The packages of each extra that `src/linrec` imports, by the name of the import."""
 

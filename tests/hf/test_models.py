@@ -118,6 +118,17 @@ def test_a_padded_prompt_may_come_token_by_token(name: str) -> None:
     torch.testing.assert_close(found[1:, 3:], model(tokens[1:, 3:]).logits)
 
 
+def test_the_configuration_has_the_fields_that_vllm_reads() -> None:
+    pattern = {"mixer": ("gla", "attention", "gla"), "n_layers": 4, "d_model": 16, "vocab_size": 5}
+    config = LinrecConfig(pattern | {"mixer_args": {"attention": {"n_heads": 4, "kv_heads": 2, "d_head": 6}}})
+    assert config.layers_block_type == ["mamba", "attention", "mamba", "mamba"]
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 6)
+    # they are not stored beside the fields that they follow from
+    assert not {"layers_block_type", "head_dim"} & {*config.to_dict()}
+    alone = LinrecConfig({"vocab_size": 5, "mixer": "gla"})
+    assert (alone.num_attention_heads, alone.num_key_value_heads, alone.head_dim) == (0, 0, 0)
+
+
 def test_options_of_a_call() -> None:
     plain = model_of("gla")
     model, tokens = to_hugging_face(plain), prompt()

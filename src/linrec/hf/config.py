@@ -2,13 +2,15 @@
 
 import dataclasses
 import sys
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from transformers import PreTrainedConfig
 
 from linrec.errors import UntrustedCodeError
 from linrec.hf.cache import CACHE
-from linrec.models import ModelConfig
+from linrec.mixers.attention import Attention
+from linrec.models import ModelConfig, build_mixer
 from linrec.rules import check_numbers
 
 __all__ = ["LinrecConfig"]
@@ -27,7 +29,8 @@ class LinrecConfig(PreTrainedConfig):
 
     The fields of the model are in `model`. `vocab_size`, `hidden_size`, `num_hidden_layers` and
     `tie_word_embeddings` repeat them under the names that transformers reads. To set one of these attributes,
-    as `resize_token_embeddings` does, sets the field too.
+    as `resize_token_embeddings` does, sets the field too. `num_attention_heads`, `num_key_value_heads`,
+    `head_dim` and `layers_block_type`, which vLLM reads, follow from the fields.
 
     Args:
         model: fields of `ModelConfig`, by name; missing fields have their defaults.
@@ -81,6 +84,39 @@ class LinrecConfig(PreTrainedConfig):
             changes["head_bias"] = not self.model[field]
         self.model = self.model | changes
 
+    @property
+    def layers_block_type(self) -> list[str]:
+        """The kind of each layer, as vLLM names them: "attention" or, for all other mixers, "mamba"."""
+        config = ModelConfig(**_with_tuples(self.model))
+        names = (config.mixer_of(layer)[0] for layer in range(config.n_layers))
+        return ["attention" if name == "attention" else "mamba" for name in names]
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Heads of the first layer of softmax attention; 0 without one."""
+        attention = self._attention()
+        return 0 if attention is None else attention.n_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values of the first layer of softmax attention; 0 without one."""
+        attention = self._attention()
+        return 0 if attention is None else attention.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head of the first layer of softmax attention; 0 without one."""
+        attention = self._attention()
+        return 0 if attention is None else attention.d_head
+
+    def _attention(self) -> Attention | None:
+        """Return the first layer of softmax attention, without values."""
+        if "attention" not in (kinds := self.layers_block_type):
+            return None
+        config = ModelConfig(**_with_tuples(self.model))
+        with torch.device("meta"):
+            return cast(Attention, build_mixer(config, kinds.index("attention")))
+
     def model_config(self) -> ModelConfig:
         """Return the configuration of linrec's model.
 
@@ -88,12 +124,7 @@ class LinrecConfig(PreTrainedConfig):
             UntrustedCodeError: the configuration names a mixer by an import path, at any depth, whose module
                 is not imported yet.
         """
-        fields: dict[str, Any] = {
-            # JSON has no tuples
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in self.model.items()
-        }
-        config = ModelConfig(**fields)
+        config = ModelConfig(**_with_tuples(self.model))
         for name in sorted(config.import_paths):
             module = name.partition(":")[0]
             if module not in sys.modules:
@@ -102,3 +133,8 @@ class LinrecConfig(PreTrainedConfig):
                     f"{module} first if you trust it."
                 )
         return config
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of JSON, which has no tuples, as `ModelConfig` takes them."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -50,7 +50,7 @@ def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = N
     made = LinrecForCausalLM(LinrecConfig(dataclasses.asdict(config)))
     # the dtype of the embedding, which no model keeps in float32
     made = made.to(model.embedding.weight).train(model.training)
-    made.load_state_dict({_hf_name(name): tensor for name, tensor in model.state_dict().items()})
+    made.load_state_dict({hf_name(name): tensor for name, tensor in model.state_dict().items()})
     if folder is not None:
         made.save_pretrained(Path(folder))
         # safetensors makes files that only their owner can read
@@ -78,10 +78,11 @@ def from_hugging_face(model: LinrecForCausalLM | str | PathLike[str]) -> Languag
             "Set `config.tuned_state = False` and `model.initial_state = None` to leave it out."
         )
     made = LanguageModel(loaded.config.model_config()).to(loaded.model.body.embedding.weight)
-    names = {_hf_name(name): name for name in made.state_dict()}
+    names = {hf_name(name): name for name in made.state_dict()}
     made.load_state_dict({names[name]: tensor for name, tensor in loaded.state_dict().items()})
     return made.train(loaded.training)
 
 
-def _hf_name(name: str) -> str:
+def hf_name(name: str) -> str:
+    """Return the name in checkpoints of transformers of a tensor of a `LanguageModel`."""
     return name.replace("head.", "lm_head.", 1) if name.startswith("head.") else f"model.body.{name}"

@@ -55,11 +55,7 @@ class LinrecPreTrainedModel(RestoredModule, PreTrainedModel):
         """Load a model as transformers does; weights in a folder of `linrec publish` are verified."""
         # a name on the hub is no folder, and None has no files
         folder = Path(os.devnull if pretrained_model_name_or_path is None else pretrained_model_name_or_path)
-        for path in folder.glob("*.safetensors"):
-            try:
-                check_sealed(path)
-            except ValueError as error:
-                raise ValueError(f"{path} cannot be loaded: {error}. Publish the run again.") from error
+        check_weights(folder)
         return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -144,7 +140,7 @@ class LinrecModel(LinrecPreTrainedModel):
         super().__init__(config)
         dtype, own = torch.get_default_dtype(), config.model_config()
         # constants are computed in float32
-        with _default_dtype(torch.float32):
+        with default_dtype(torch.float32):
             body = LanguageModel(own)
             self.initial_state = InitialState(body).to(dtype) if config.tuned_state else None
             self.body = body.to(dtype)
@@ -162,7 +158,7 @@ class LinrecModel(LinrecPreTrainedModel):
             return
         if self.fresh is None:
             # loading draws no random numbers of the caller's
-            with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"), default_dtype(torch.float32):
                 twin = LinrecModel(self.config)
             tensors = dict([*twin.named_parameters(), *twin.named_buffers()])
             self.fresh = tensors, {part: name for name, part in self.named_modules()}
@@ -378,6 +374,15 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
             check_last_piece(mask, past, generation_config.prefill_chunk_size)
 
 
+def check_weights(folder: Path) -> None:
+    """Raise ValueError if a file of weights in a folder of `linrec publish` is damaged."""
+    for path in folder.glob("*.safetensors"):
+        try:
+            check_sealed(path)
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be loaded: {error}. Publish the run again.") from error
+
+
 def _head(config: LinrecConfig) -> nn.Module:
     """Return the head of linrec's model."""
     own = config.model_config()
@@ -386,7 +391,8 @@ def _head(config: LinrecConfig) -> nn.Module:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Return a context in which new tensors have a dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

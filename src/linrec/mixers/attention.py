@@ -200,9 +200,7 @@ class Attention(Mixer):
             return self._evicting(self.bounded, x, state, reset)
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
-        q, k, v, g = projected(x, self.q, self.k, self.v, self.gate)
-        q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
-        v = v.unflatten(-1, (self.kv_heads, self.d_head))
+        q, k, v, g = self.qkv(x)
         if self.rotary is not None:
             q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
         factory: dict[str, Any] = {"dtype": self.state_dtype, "device": x.device}
@@ -232,9 +230,7 @@ class Attention(Mixer):
         self, cache: EvictingCache, x: Tensor, state: State, reset: Tensor | None
     ) -> tuple[Tensor, State]:
         """Return o, and the steps that the policy keeps."""
-        q, k, v, g = projected(x, self.q, self.k, self.v, self.gate)
-        q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
-        v = v.unflatten(-1, (self.kv_heads, self.d_head))
+        q, k, v, g = self.qkv(x)
         heads, state = cache.attend(
             q,
             k,
@@ -269,6 +265,12 @@ class Attention(Mixer):
     def state_grows(self) -> bool:
         """Whether the cache grows without a bound: without `window` and `cache_size`."""
         return self.causal and self.window is None and self.bounded is None
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return q, k and v (b, t, heads, d_head) of `x` (b, t, d_model), before they turn, and the gate."""
+        q, k, v, g = projected(x, self.q, self.k, self.v, self.gate)
+        q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
+        return q, k, v.unflatten(-1, (self.kv_heads, self.d_head)), g
 
     def _normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return queries or keys (b, t, heads d_head) as (b, t, heads, d_head), after their norm."""

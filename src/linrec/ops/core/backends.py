@@ -8,6 +8,9 @@ from typing import Any, Generic
 
 import torch
 
+# the function itself, which vLLM replaces in `torch` by another that does nothing
+from torch import set_num_threads
+
 from linrec.errors import unknown
 from linrec.ops.core.ambient import constant_in_graphs, exporting
 from linrec.ops.core.kernel import In, differentiated
@@ -249,7 +252,7 @@ def _numba_problem() -> str | None:
         # restore the number
         threads = torch.get_num_threads()
         numba.set_num_threads(numba.get_num_threads())
-        torch.set_num_threads(threads)
+        set_num_threads(threads)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
