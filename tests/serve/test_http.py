@@ -141,7 +141,7 @@ def test_the_harness_asks_for_likelihoods_and_texts(served):
         max_gen_toks=8,
     )
     asked = instances.Instance("generate_until", {}, ("To be", {"until": ["\x01"]}), 0)
-    assert harness.generateuntil([asked], disable_tqdm=True) == [
+    assert harness.generate_until([asked], disable_tqdm=True) == [
         text_of(engine.model, "To be", 8, temperature=0)
     ]
     prompt = list(b"To be")
