@@ -1,5 +1,6 @@
 """`python -m perf serving`: many streams at once in the engine, beside `generate` for as many rows."""
 
+import contextlib
 import itertools
 import resource
 import time
@@ -14,7 +15,7 @@ from linrec.generation.state import named
 from linrec.literals import Precision
 from linrec.models import LanguageModel, ModelConfig
 from linrec.models.compilation import EAGER_STEPS
-from linrec.serve import Engine
+from linrec.serve import Engine, EngineFull, Request
 from perf.command import Command, RefusedError
 from perf.decoding import LIMIT, bytes_of_a_step
 from perf.engine import Record, attempt
@@ -35,6 +36,10 @@ class Serving(Command):
         waves: requests for each slot of the engine; with 2, half of them wait for a slot.
         length: tokens of each prompt.
         tokens: tokens of each answer.
+        overload: measure clients that come at random instead, at so many times the rate that the engine can
+            carry. Half of them are short: an eighth of the prompt and of the answer. As many requests as the
+            engine has slots may wait; it refuses more.
+        clients: number of these clients.
     """
 
     models: tuple[str, ...] = ("gla",)
@@ -43,23 +48,26 @@ class Serving(Command):
     waves: int = 1
     length: int = 512
     tokens: int = 256
+    overload: float = 0.0
+    clients: int = 1000
 
     key = "models"
     windows = Windows(seconds=0.2)
 
     @property
     def suffix(self) -> str:
-        return f"-{self.size}" + (f"-{self.waves}-waves" if self.waves > 1 else "")
+        waves = f"-{self.waves}-waves" if self.waves > 1 else ""
+        return f"-{self.size}{waves}" + (f"-overload-{self.overload:g}" if self.overload else "")
 
     def chosen(self) -> Mapping[str, tuple[str, int]]:
-        if min(*self.streams, self.waves, self.length, self.tokens) < 1:
-            raise RefusedError("--streams, --waves, --length and --tokens must be at least 1.")
+        if min(*self.streams, self.waves, self.length, self.tokens, self.clients) < 1:
+            raise RefusedError("--streams, --waves, --length, --tokens and --clients must be at least 1.")
         rows = itertools.product(sized(self.models, self.size)[0], self.streams)
         return {f"{name}, {streams}": (name, streams) for name, streams in rows}
 
     def about(self, bench: Bench) -> tuple[Bench, Record]:
         precision: Precision = "bf16-mixed" if self.device == "cuda" else "32-true"
-        protocol: Record = {"precision": precision, "limit": LIMIT}
+        protocol: Record = {"precision": precision, "limit": LIMIT, "overload": self.overload}
         for name in ("length", "tokens", "waves"):
             protocol[name] = 4 if self.quick and name != "waves" else getattr(self, name)
         bench, yardstick = bench.with_copy(quick=self.quick)
@@ -71,7 +79,8 @@ class Serving(Command):
         models, size = sized((name,), self.size)
         bench.release()
         config = models[name].config(QUICK if self.quick else size)
-        return {"model": name, "streams": streams, **attempt(lambda: self.served(bench, config, streams))}
+        measured = self.overloaded if self.overload else self.served
+        return {"model": name, "streams": streams, **attempt(lambda: measured(bench, config, streams))}
 
     def served(self, bench: Bench, config: ModelConfig, streams: int) -> Record:
         """Return the speed of the engine and of `generate`, and the times of the requests."""
@@ -135,9 +144,85 @@ class Serving(Command):
                 found["share_of_limit"] = share(n_bytes, bench.copy, 1e3 * step)
         return found
 
+    def overloaded(self, bench: Bench, config: ModelConfig, slots: int) -> Record:
+        """Return how long short and long requests take when more come than the engine can carry."""
+        protocol = self.about(bench)[1]["protocol"]
+        with torch.device(bench.device):
+            model = LanguageModel(config).eval()
+        engine = Engine(
+            model,
+            slots=slots,
+            max_waiting=slots,
+            snapshots=0,
+            prompt_tokens=4096,
+            precision=protocol["precision"],
+        )
+        sizes = {
+            "short": (max(1, protocol["length"] // 8), max(1, protocol["tokens"] // 8)),
+            "long": (protocol["length"], protocol["tokens"]),
+        }
+
+        def submit(kind: str, seed: int) -> Request:
+            length, tokens = sizes[kind]
+            prompt = torch.randint(config.vocab_size, (length,)).tolist()
+            return engine.submit(prompt, n_tokens=tokens, seed=seed)
+
+        def finish(requests: list[Request]) -> float:
+            begun = time.monotonic()
+            while engine.step():
+                pass
+            return (time.monotonic() - begun) / len(requests)
+
+        kinds = [*sizes]
+        finish([submit("short", 0)])
+        alone = {kind: finish([submit(kind, 1)]) for kind in kinds}
+        # of an engine whose slots are full all the time
+        carried = finish([submit(kinds[seed % 2], seed) for seed in range(2 * slots)])
+        clients = 8 if self.quick else self.clients
+        gaps = torch.empty(clients, dtype=torch.float64).exponential_(self.overload / carried)
+        times, chosen = gaps.cumsum(0).tolist(), [kinds[n] for n in torch.randint(2, (clients,)).tolist()]
+        requests: dict[str, list[Request]] = {kind: [] for kind in kinds}
+        begun, came = time.monotonic(), 0
+        while came < clients or any(engine.open_requests.values()):
+            while came < clients and time.monotonic() - begun >= times[came]:
+                with contextlib.suppress(EngineFull):
+                    requests[chosen[came]].append(submit(chosen[came], came))
+                came += 1
+            if not engine.step() and came < clients:
+                time.sleep(max(0.0, times[came] - (time.monotonic() - begun)))
+        found: Record = {"parameters": number_of_parameters(model), "carried_per_second": 1 / carried}
+        for kind, mine in requests.items():
+            first = torch.tensor([r.times["first"] - r.times["submitted"] for r in mine])
+            whole = torch.tensor([r.times["ended"] - r.times["submitted"] for r in mine])
+            found[kind] = {
+                "tokens": sizes[kind],
+                "refused": 1 - len(mine) / chosen.count(kind),
+                "first_seconds": {f"p{p}": first.quantile(p / 100).item() for p in (50, 99)},
+                "alone_seconds": alone[kind],
+                "slower": whole.median().item() / alone[kind],
+            }
+        return found
+
     @staticmethod
     def show(results: Record) -> Iterator[Part]:
         protocol = results["protocol"]
+        if protocol.get("overload"):
+            yield Table(
+                f"clients at {protocol['overload']:g} times the rate that the engine can carry; times "
+                "slower: the median time of a request over its time alone",
+                "model {model} | slots {streams} | requests {kind} | carried/s {carried_per_second:.3g} | "
+                "% refused {refused:.3g %} | first token, s, median {first_seconds[p50]:.2f} | "
+                "s, 99% {first_seconds[p99]:.2f} | times slower {slower:.2f}",
+                [
+                    model | {"kind": kind} | model[kind]
+                    for model in results["models"]
+                    for kind in ("short", "long")
+                    if "missing" not in model
+                ],
+                wrap=("model", "first token, s, median"),
+            )
+            yield from reasons(results["models"], "model", "streams")
+            return
         measured = [model for model in results["models"] if "missing" not in model]
         yield Table(
             f"{protocol['waves']} x streams requests at once, prompts of {protocol['length']} tokens, "

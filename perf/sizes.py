@@ -29,6 +29,7 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
+    "10M": Size(d_model=256, n_layers=6, d_channel_mixing=704, vocab_size=10_000),
     "46M": Size(d_model=512, n_layers=6, d_channel_mixing=1408),
     "374M": Size(d_model=1024, n_layers=24, d_channel_mixing=2816),
 }

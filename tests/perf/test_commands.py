@@ -49,6 +49,14 @@ FURTHER = [
         "hybrid 3",
         "hybrid",
     ),
+    (
+        "serving --models gla --streams 3 --overload 2",
+        "-374M-overload-2",
+        "models",
+        1,
+        "gla 3",
+        "gla 3 short",
+    ),
     ("models", "", "points", 16, "LRU inference eager 48", "inference, times as fast as the Transformer"),
     ("tasks --rows mqar adding lra-pathfinder", "", "rows", 3, "lra-pathfinder", "mqar"),
 ]

@@ -95,13 +95,13 @@ class StateBuffers:
             (buffer, count)
             for buffer, count in self._buffers.get(n, [])
             if (buffer.shape[1:], buffer.dtype) == (part.shape[1:], part.dtype)
-            and rows <= len(buffer) <= 8 * rows
+            and rows <= len(buffer) <= 4 * rows
         ]
         for buffer, count in kept:
             if references(buffer) == count:
                 return buffer
         # the room takes no memory before it is written
-        room = 2 << (rows - 1).bit_length()
+        room = 1 << rows.bit_length()
         buffer = allocated(Memory((room, *part.shape[1:]), part.dtype), part.device)
         # one that a user holds is replaced
         self._buffers[n] = [*kept[-1:], (buffer, references(buffer))]

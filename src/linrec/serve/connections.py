@@ -24,7 +24,7 @@ UNREAD = 1 << 17
 class Connection(H11Protocol):
     """A connection of uvicorn that is cut if the client is too slow.
 
-    The headers of a request must be whole, and what was sent to the client must be read, within `seconds`.
+    The client must send the headers of a request, and read the bytes of an answer, within `seconds`.
 
     Attributes:
         seconds: the time.
