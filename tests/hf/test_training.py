@@ -136,10 +136,10 @@ def test_a_packed_batch_of_the_collator_is_its_documents() -> None:
     ),
 )
 def test_lora_changes_what_it_targets(name: str, targets: str | list[str], tmp_path: Path) -> None:
-    # two segments that end within the texts
+    # two segments that end within the texts, and a step behind them that predicts
     fields = {"mixer": name, "mixer_args": {"segment_length": 4} if name in SEGMENTED else {}}
     base = model(**fields).double()
-    tokens = torch.tensor([document["input_ids"] for document in texts([9, 9])])
+    tokens = torch.tensor([document["input_ids"] for document in texts([10, 10])])
     before = base(tokens).logits.detach()
     config = peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
     tuned = peft.get_peft_model(base, config).double()
@@ -152,5 +152,5 @@ def test_lora_changes_what_it_targets(name: str, targets: str | list[str], tmp_p
     loaded = peft.PeftModel.from_pretrained(model(**fields).double(), tmp_path).double().eval()
     torch.testing.assert_close(loaded(tokens).logits, tuned.eval()(tokens).logits)
     found = loaded.generate(input_ids=tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
-    assert found.shape == (2, 12)
+    assert found.shape == (2, 13)
     torch.testing.assert_close(loaded.merge_and_unload()(tokens).logits, tuned(tokens).logits)
