@@ -46,6 +46,9 @@ class Engine:
     Requests join and leave between steps. With snapshots, a request starts from the longest prefix that it
     shares with an earlier request.
 
+    On CUDA without `deterministic` and `draft`, steps are replayed as graphs where states have a constant
+    shape, or are caches of attention.
+
     A token differs from the token of `generate` only where rounding decides: batches are of different sizes,
     and in float64 they agree.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from linrec.mixers import Mixer
 from linrec.models.bidirectional import Directions
+from linrec.nn.documents import turned_round
 
 BINS = 50
 # directions whose mixer runs from the last step to the first
@@ -245,15 +246,16 @@ def _collect(
     mixing = mixer.token_mixing(x, reset=reset) if token_mixing else None
     magnitude, phase = (None, None) if transitions is None else transitions
     if direction in AGAINST:
-        magnitude, phase = _turned(magnitude), _turned(phase)
-        mixing = None if mixing is None else mixing.flip(1, 2)
+        magnitude, phase = _turned(magnitude, reset), _turned(phase, reset)
+        if mixing is not None:
+            mixing = turned_round(turned_round(mixing, reset).mT, reset).mT
     name = number if direction is None else f"{number} {direction}"
     of_layer.append(Layer(name, _kept(magnitude), _kept(phase), _kept(mixing)))
 
 
-def _turned(steps: Tensor | None) -> Tensor | None:
+def _turned(steps: Tensor | None, reset: Tensor | None) -> Tensor | None:
     """Return steps in the order of the input; a tensor without a time axis stays as it is."""
-    return steps.flip(1) if steps is not None and steps.dim() == 3 else steps
+    return turned_round(steps, reset) if steps is not None and steps.dim() == 3 else steps
 
 
 def _kept(tensor: Tensor | None) -> Tensor | None:
