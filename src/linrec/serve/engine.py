@@ -143,7 +143,7 @@ class Engine:
         self._device = next(model.parameters()).device
         self._waiting: deque[Request] = deque()
         self._reading: dict[Request, State] = {}
-        # rows of a constant shape, and rows that have none or need more memory
+        # rows whose states have a constant shape, and all others
         self._fixed: FixedRows | None = None
         self._others = Rows(self.model)
         captures = self._device.type == "cuda" and not deterministic and draft is None
