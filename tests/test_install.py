@@ -17,7 +17,7 @@ from .markdown import ROOT
 NEED_EXTRA = [
     "cli",
     "hf",
-    *(f"serve.{name}" for name in ("bodies", "http", "workbench")),
+    *(f"serve.{name}" for name in ("bodies", "connections", "http", "workbench")),
     *(f"vllm.{name}" for name in ("checks", "layers", "metadata", "model", "private")),
     *(f"lab.{name}" for name in ("bench", "evaluation", "inspection", "pages", "publishing", "report")),
     "lab.style",
