@@ -36,7 +36,8 @@ class Layer(NamedTuple):
     Args:
         path: the layer's name in the model.
         mixer: the layer.
-        owners: for each traced parameter, the channel that owns each entry, int64 in the parameter's shape.
+        owners: for each traced parameter, the channel that owns each entry, int64 in the parameter's shape, but
+            of size 1 along axes of a single owner.
         untraced: parameters that change the state, but more than one channel of it.
         parts: the channels of the state that are traced.
         is_complex: whether these channels are complex.
@@ -172,7 +173,7 @@ def _probed(path: str, mixer: Mixer, parts: Parts | None) -> Layer:
         owner = (second / torch.where(first == 0, 1, first)).round().long().clamp(0, len(order) - 1)
         owned = all(_equal(b, owner * a) and _equal(c, random[owner] * a) for a, b, c in each)
         if is_elementwise and owned and name not in read:
-            owners[name] = owner.to(device)
+            owners[name] = _narrow(owner).to(device)
         else:
             untraced.append(name)
     return Layer(path, mixer, owners, tuple(untraced), parts, h.is_complex())
@@ -242,6 +243,14 @@ def _is_number(leaf: Tensor) -> bool:
     return leaf.is_floating_point() or leaf.is_complex()
 
 
+def _narrow(owner: Tensor) -> Tensor:
+    """Return the owners with size 1 along the axes that have the same owner everywhere."""
+    for axis in range(owner.dim()):
+        first = owner.narrow(axis, 0, 1)
+        owner = first if (owner == first).all() else owner
+    return owner
+
+
 def influences(layer: Layer, past: Past) -> tuple[list[Tensor], Tensor]:
     """Return how the steps of a call changed the layer's last state.
 
@@ -252,7 +261,7 @@ def influences(layer: Layer, past: Past) -> tuple[list[Tensor], Tensor]:
     if not past.weights:
         return [], past.last
     found = [_gradients(part.sum(), past.weights, past.starts) for part in _parts_of(past.last)]
-    shapes = [(len(past.last), *owner.shape) for owner in layer.owners.values()]
+    shapes = [(len(past.last), *layer.weights[name].shape) for name in layer.owners]
     of_weights = [[g.view(shape) for g, shape in zip(gs, shapes, strict=True)] for gs, _ in found]
     if not past.last.is_complex():
         return of_weights[0], found[0][1]

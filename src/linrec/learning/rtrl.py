@@ -160,7 +160,9 @@ class RTRL(Learner):
         """Return the options, the numbers of the traces per row, and the parameters without a trace."""
         lines = [super().__repr__()]
         for layer in self.layers:
-            numbers = sum(owner.numel() for owner in layer.owners.values()) * (2 if layer.is_complex else 1)
+            numbers = sum(layer.weights[name].numel() for name in layer.owners) * (
+                2 if layer.is_complex else 1
+            )
             listed = f"; credit within a chunk only: {', '.join(layer.untraced)}" if layer.untraced else ""
             name = layer.path or type(layer.mixer).__name__
             lines.append(f"  {name}: traces of {numbers:,} numbers per row{listed}")
