@@ -36,8 +36,8 @@ class Layer(NamedTuple):
     Args:
         path: the layer's name in the model.
         mixer: the layer.
-        owners: for each traced parameter, the channel that owns each entry, int64 in the parameter's shape, but
-            of size 1 along axes of a single owner.
+        owners: for each traced parameter, the channel that owns each entry, int64 in the parameter's shape,
+            but of size 1 along axes of a single owner.
         untraced: parameters that change the state, but more than one channel of it.
         parts: the channels of the state that are traced.
         is_complex: whether these channels are complex.
