@@ -27,14 +27,16 @@ __all__ = ["CapturedRows", "FixedRows", "fixed_state"]
 
 # slots of rings at most, as times of the steps in them: a long row would make each step of short rows longer
 WASTE = 8
+# share of the budget above which memory shrinks
+MUCH = 0.125
 
 
 class FixedRows(Rows):
     """Rows whose states lie in memory of a constant shape, which steps overwrite.
 
     A row that leaves gives its place to the last one. Caches of attention are rings of one length, in which
-    all rows write the same slot. Memory grows to the next power of two of rows and of steps, and shrinks
-    where a quarter is enough.
+    all rows write the same slot. Memory grows to the next power of two of rows and of steps. Much memory
+    shrinks where a quarter is enough.
 
     Args:
         model: the model.
@@ -136,10 +138,11 @@ class FixedRows(Rows):
         for hole, row in zip(holes, last, strict=True):
             self.requests[hole] = self.requests[row]
         self.requests = self.requests[:n]
-        if left:
-            rows, steps = self._needed(self.requests)
-            if 4 * rows * steps <= self._size[0] * self._size[1]:
-                self._resize((rows, steps))
+        rows, steps = self._needed(self.requests)
+        # little memory stays: a smaller one needs new graphs
+        is_much = self._bytes(self._size) > MUCH * self.budget
+        if left and is_much and 4 * rows * steps <= self._size[0] * self._size[1]:
+            self._resize((rows, steps))
 
     def some(self, rows: Sequence[int]) -> Rows:
         """Return some of the rows, in memory of their own."""
