@@ -111,6 +111,7 @@ class Request:
     logprobs: list[LogProb] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    _waiters: int = 0
     _given: int = 0
     _target: int | None = None
     _drawn: np.ndarray | None = None
@@ -219,11 +220,14 @@ class Request:
         self._told()
 
     def _told(self) -> Exception | None:
-        with self._changed:
-            self._changed.notify_all()
+        # a thread that comes to wait has counted itself before it looks for tokens
+        if self._waiters:
+            with self._changed:
+                self._changed.notify_all()
+        if self.listener is None:
+            return None
         try:
-            if self.listener is not None:
-                self.listener(self)
+            self.listener(self)
         except Exception as error:
             return error
         return None
@@ -256,14 +260,18 @@ class Request:
     def _next(self) -> int | None:
         while True:
             with self._changed:
-                place = self.n_prompt + self._given
-                # tokens that are being taken back are not given
-                if place < len(self.tokens) and (self._target is None or place < self._target):
-                    self._given += 1
-                    return self.tokens[place]
-                if self.ended is not None:
-                    return None
-                if self.engine.is_running:
-                    self._changed.wait(PATIENCE)
-                    continue
+                self._waiters += 1
+                try:
+                    place = self.n_prompt + self._given
+                    # tokens that are being taken back are not given
+                    if place < len(self.tokens) and (self._target is None or place < self._target):
+                        self._given += 1
+                        return self.tokens[place]
+                    if self.ended is not None:
+                        return None
+                    if self.engine.is_running:
+                        self._changed.wait(PATIENCE)
+                        continue
+                finally:
+                    self._waiters -= 1
             self.engine.step()
