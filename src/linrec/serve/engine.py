@@ -455,6 +455,8 @@ class Engine:
     def _end(self, requests: Sequence[Request], why: Ended, error: BaseException | None = None) -> None:
         """End the open ones of these requests."""
         requests = [request for request in requests if request.ended is None]
+        if not requests:
+            return
         self._leave(requests)
         self.counts[why] += len(requests)
         for request in requests:
@@ -589,7 +591,8 @@ class Engine:
                 self._keep(request, rows.of(row))
             if why is not None:
                 complete[why].append(request)
-        self._leave(list(errors))
+        if errors:
+            self._leave(list(errors))
         for request, error in errors.items():
             self._end([request], "error", error)
         for why, ended in complete.items():
