@@ -55,11 +55,8 @@ def small(name, **options):
     return Engine(build(name), **{"slots": 4, "chunk": 4, "prompt_tokens": 8} | options)
 
 
-@pytest.mark.parametrize("name", tiered(SOME, FIRST, MIXERS))
-@pytest.mark.parametrize("options", tiered([{}], rare=[{"deterministic": True}, {"snapshots": 0}]), ids=str)
-@pytest.mark.parametrize("draft", tiered([None], rare=[3]))
-def test_tokens_are_those_of_generate_alone(name, options, draft):
-    engine = small(name, **options, draft=draft and NGramDraft(draft))
+def check_tokens(engine):
+    """Compare answers to `PROMPTS` with those of `generate`, and return the requests."""
     found = []
     for prompt, chosen in zip(PROMPTS, OPTIONS, strict=True):
         found.append(engine.submit(prompt, n_tokens=10, **chosen))
@@ -69,6 +66,15 @@ def test_tokens_are_those_of_generate_alone(name, options, draft):
     for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
         assert request.result() == alone(engine.model, prompt, **chosen)
         assert request.ended == "length"
+    return found
+
+
+@pytest.mark.parametrize("name", tiered(SOME, FIRST, MIXERS))
+@pytest.mark.parametrize("options", tiered([{}], rare=[{"deterministic": True}, {"snapshots": 0}]), ids=str)
+@pytest.mark.parametrize("draft", tiered([None], rare=[3]))
+def test_tokens_are_those_of_generate_alone(name, options, draft):
+    engine = small(name, **options, draft=draft and NGramDraft(draft))
+    found = check_tokens(engine)
     assert not any(engine.open_requests.values())
     assert engine.counts["generated"] == 10 * len(PROMPTS)
     if engine.prefixes.budget:

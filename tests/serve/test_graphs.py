@@ -11,7 +11,7 @@ from linrec.serve.graphs import FixedRows, fixed_state
 from linrec.serve.sampling import choose, choose_plain
 from linrec.trees import leaves, map_tree
 from tests.generation.models import FIRST, MIXERS, VOCAB, build
-from tests.serve.test_engine import OPTIONS, PROMPTS, alone, small
+from tests.serve.test_engine import PROMPTS, alone, check_tokens, small
 from tests.tiers import tiered
 
 
@@ -47,12 +47,7 @@ def test_rows_join_and_leave_fixed_memory():
 def test_engines_with_fixed_rows_give_the_same_tokens(name):
     engine = small(name)
     engine._fixed = fixed(engine.model)
-    found = []
-    for prompt, chosen in zip(PROMPTS, OPTIONS, strict=True):
-        found.append(engine.submit(prompt, n_tokens=10, **chosen))
-        engine.step()
-    for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
-        assert request.result() == alone(engine.model, prompt, **chosen)
+    check_tokens(engine)
 
 
 @pytest.mark.parametrize("name", ["gate_loop", "attention", "attention window", "hybrid"])
@@ -125,10 +120,5 @@ def test_captured_steps_give_the_tokens_of_generate(name):
     engine = Engine(model, slots=6, chunk=4, prompt_tokens=8)
     if engine._fixed is None:
         pytest.skip("the shape of the state changes")
-    found = []
-    for prompt, chosen in zip(PROMPTS, OPTIONS, strict=True):
-        found.append(engine.submit(prompt, n_tokens=10, **chosen))
-        engine.step()
-    for request, prompt, chosen in zip(found, PROMPTS, OPTIONS, strict=True):
-        assert request.result() == alone(model, prompt, **chosen)
+    check_tokens(engine)
     assert engine._fixed._graphs

@@ -66,7 +66,7 @@ class GenerateOptions:
 class ServeOptions:
     """Answer requests of OpenAI's clients over HTTP, many at once.
 
-    After Ctrl-C or SIGTERM, the server refuses new requests, and ends with the last open request.
+    After Ctrl-C or SIGTERM, the server refuses new requests, finishes the open ones, and ends.
 
     Args:
         model: run folder of a language model, or a folder that `linrec publish` wrote.

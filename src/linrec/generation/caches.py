@@ -188,9 +188,8 @@ def bytes_of_state(model: LanguageModel, steps: int) -> int:
 
 def _bytes_of(mixer: Mixer, steps: int) -> int:
     if isinstance(mixer, Attention) and mixer.causal:
-        if mixer.window is not None:
-            steps = min(steps, mixer.window - 1)
-        elif mixer.bounded is not None:
+        steps = _kept(mixer.window, steps)
+        if mixer.bounded is not None:
             steps = min(steps, mixer.bounded.size)
     parts = leaves(mixer.init_state(1, device="meta"))
     grows = any(not part.numel() for part in parts)

@@ -132,7 +132,7 @@ class Directions(Mixer):
 
 
 class Bidirectional(Directions):
-    """y_t = f(x_1, ..., x_t) + g(x_n, ..., x_t): a mixer f in time, and a mixer g against it.
+    """y_t = f(x_1, ..., x_t) + g(x_n, ..., x_t): a mixer f in time, and a mixer g against time.
 
     | `combine`     | y                                             |
     |---------------|-----------------------------------------------|

@@ -49,8 +49,8 @@ class StackConfig:
         mixer_args: keyword arguments of the mixer. For a pattern, a dict from mixer name to keyword
             arguments, as in {"attention": {"window": 1024}}; a mixer without an entry uses its defaults.
         layer_args: arguments of the mixer that differ between the blocks: a name, and a number for each
-            block, as in {"dt": (2.81e-5, 0.0343)} of UnICORNN. They take the place of those in `mixer_args`.
-            A pattern of mixers has none.
+            block, as in {"dt": (2.81e-5, 0.0343)} of UnICORNN. They replace those in `mixer_args`. Not
+            for patterns of mixers.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
             "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are

@@ -65,7 +65,7 @@ class Engine:
         max_length: the most tokens of a prompt and its answer. It bounds caches that grow.
         state_bytes: the most bytes of the states of the requests that have a slot, with the caches that they
             will have at their end; others wait. None does not bound them. A step needs memory for the largest
-            caches of a layer again.
+            caches of a layer again. On CUDA, memory of rows that have left may take as much once more.
         vocab_size: generate only token ids below this number; None allows all.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         deterministic: run the rows one at a time, so that the bits of an answer do not depend on others. A

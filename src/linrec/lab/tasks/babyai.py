@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +27,11 @@ from linrec.lab.tasks.base import (
     SplitName,
     StoredSource,
     compared,
-    require_at_least,
 )
 from linrec.lab.tasks.drawing import draw_distinct, fingerprints, split_generator
+from linrec.lab.tasks.fields import CheckedTask
 from linrec.lab.tasks.files import kept
+from linrec.lab.tasks.synthetic import DrawnTask
 from linrec.models import SequenceClassifier
 
 __all__ = ["BabyAI", "Demonstrations"]
@@ -89,14 +90,14 @@ class Demonstrations(StoredSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabyAI:
-    """Follow an instruction in a grid world, as a bot does.
+class BabyAI(CheckedTask):
+    """Imitate a bot that follows an instruction in a grid world.
 
         x = word_1, ..., word_l, o_1, ..., o_n        y = action_1, ..., action_n at the observations o
 
-    An observation is what the agent sees of the world: 7 x 7 cells with an object, a colour and a state, and
-    its direction, all as one-hot vectors. Objects that leave the view must be remembered. BabyAI's bot, which
-    sees the whole world, makes the demonstrations. Needs the package minigrid, the extra "babyai".
+    An observation has the 7 x 7 cells that the agent sees, each with an object, a colour and a state, and the
+    agent's direction, all as one-hot vectors. Objects that leave the view must be remembered. BabyAI's bot,
+    which sees the whole world, makes the demonstrations. Needs the package minigrid, the extra "babyai".
 
     Args:
         level: a level of BabyAI, such as "GoToLocal", "PutNextLocal" or "BossLevel".
@@ -134,11 +135,7 @@ class BabyAI:
     n_outputs: ClassVar[int] = ACTIONS
     chance: ClassVar[float] = 1 / ACTIONS
     reset_token: ClassVar[int | None] = None
-
-    def __post_init__(self) -> None:
-        # a configuration that is loaded from JSON has a string
-        object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
-        require_at_least(self, length=4, n_train=1, n_validation=1, n_test=1, seed=0)
+    least: ClassVar[Mapping[str, int]] = {**DrawnTask.least, "length": 4}
 
     @cached_property
     def trivial_score(self) -> float:

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from linrec.literals import SplitName
-from linrec.rules import at_least
 from linrec.text import Tokenizer
 
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
@@ -431,9 +430,3 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
     n = float(count.sum())
     nrmse = float((squares / around).sqrt()) if around > 0 else None
     return {"mse": float(squares) / n, "mae": float(absolute) / n, "nrmse": nrmse}
-
-
-def require_at_least(task: object, **least: int) -> None:
-    """Raise ValueError if a field of a task is below its minimum."""
-    for name, bound in least.items():
-        at_least(bound, **{name: getattr(task, name)})

@@ -116,7 +116,7 @@ class StringCopy(StringTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Dyck(StateTracking):
-    """Predict which symbols may follow, in strings of brackets that are closed in order.
+    """Predict the symbols that may follow, in strings of brackets that close in order.
 
         x = ( [ ] ( ) ) [ ]
         y = the set of symbols that may follow: all opening brackets unless the depth is reached; the closing

@@ -166,7 +166,7 @@ class NeedleTask(SyntheticTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Passkey(NeedleTask):
-    """Recall the digits of a number from a sentence that is hidden in filler.
+    """Recall the digits of a number. A sentence with the number is hidden in filler.
 
         x = .. the red key is 3 1 4 1 5 . ..   what is the red key ? the red key is 3 1 4 1
         y = 3 1 4 1 5 from the last "is" on

@@ -13,9 +13,10 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool
 
-from linrec.lab.tasks.base import NO_TARGET, require_at_least
+from linrec.lab.tasks.base import NO_TARGET
 from linrec.lab.tasks.drawing import first_alike, noisy, one_of, places, require_noise, without_replacement
 from linrec.lab.tasks.synthetic import Alphabet, Drawn, SyntheticTask
+from linrec.rules import at_least
 
 __all__ = [
     "AssociativeRecall",
@@ -291,6 +292,7 @@ class FuzzyRecall(RecallTask):
     n_validation: int = 1_280
     n_test: int = 1_280
     group_name: ClassVar[str] = "key_size"
+    least: ClassVar[Mapping[str, int]] = {"key_size": 1, "value_size": 1}
 
     @property
     def alphabet(self) -> Alphabet:
@@ -300,9 +302,8 @@ class FuzzyRecall(RecallTask):
 
     def check(self) -> None:
         """Require distinct tokens for the longest key and value, and room for two pairs."""
-        require_at_least(
-            self, key_size=1, value_size=1, n_keys=max(2, self.key_size), n_values=max(2, self.value_size)
-        )
+        at_least(max(2, self.key_size), n_keys=self.n_keys)
+        at_least(max(2, self.value_size), n_values=self.n_values)
         if self.length < 2 * self.widest:
             raise ValueError(
                 f"`length` must be at least 2 (`key_size` + `value_size`) = {2 * self.widest}, so that a "

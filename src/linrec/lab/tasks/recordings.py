@@ -1,7 +1,7 @@
 """Generation of raw audio: predict every sample of recordings from the samples before it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,16 +11,15 @@ from torch import Tensor
 
 from linrec.lab.corpora.corpus import ReadingDisplay
 from linrec.lab.tasks.audio import mu_law, read_wav
-from linrec.lab.tasks.base import ObjectiveName, SplitName, require_at_least
-from linrec.lab.tasks.files import FileTask
-from linrec.lab.tasks.pixels import VALUES, ByteSplit
+from linrec.lab.tasks.base import SplitName
+from linrec.lab.tasks.pixels import ByteSplit, ByteTask
 from linrec.text import DataError
 
 __all__ = ["Recordings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recordings(FileTask):
+class Recordings(ByteTask):
     """Predict every sample of sound recordings from the samples before it.
 
         target_t = m_t, given 256, m_1, ..., m_{t-1}      bits per sample = loss / ln 2
@@ -47,29 +46,16 @@ class Recordings(FileTask):
     length: int = 16_000
     validation_share: float = 0.06
     test_share: float = 0.06
-    per_sequence: ClassVar[bool] = False
-    objective: ClassVar[ObjectiveName] = "classification"
-    n_features: ClassVar[int | None] = None
-    vocab_size: ClassVar[int] = VALUES + 1
-    n_outputs: ClassVar[int] = VALUES + 1
-    chance: ClassVar[float] = 1 / (VALUES + 1)
-    reset_token: ClassVar[int | None] = None
+    least: ClassVar[Mapping[str, int]] = {"length": 1}
     wanted: ClassVar[str] = "Pass a folder of wav files of 16 bits with --data.path."
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, length=1)
+    def check(self) -> None:
+        """Require shares that leave samples for training."""
         shares = self.validation_share, self.test_share
         if min(shares) <= 0 or sum(shares) >= 1:
             raise ValueError(
                 f"`validation_share` and `test_share` must be above 0, below 1 together; got {shares}."
             )
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Accuracy on the test split of always predicting the most frequent training value."""
-        majority = self.split("train").values.flatten().bincount().argmax()
-        return float((self.split("test").values == majority).double().mean())
 
     def read(self) -> dict[SplitName, ByteSplit]:
         """Read the files, and return all splits."""

@@ -1,5 +1,6 @@
 """PhysioNet Sepsis: tell from the hours in intensive care whether a patient gets a sepsis."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.lab.corpora.corpus import ReadingDisplay
-from linrec.lab.tasks.base import SplitName, require_at_least
+from linrec.lab.tasks.base import SplitName
 from linrec.lab.tasks.files import FileTask
 from linrec.lab.tasks.labelled import ClassificationTask, LabelledSeries, LabelledSource, stratified
 from linrec.text import DataError
@@ -93,14 +94,11 @@ class Sepsis(FileTask, ClassificationTask):
     intensity: bool = True
     seed: int = 0
     class_weights: ClassVar[tuple[float, ...]] = (1.0, 10.0)
+    least: ClassVar[Mapping[str, int]] = {"hours": 3, "seed": 0}
     wanted: ClassVar[str] = (
         "Download the training data of https://physionet.org/content/challenge-2019/1.0.0/, and pass the "
         "folder training, which has training_setA and training_setB, with --data.path."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, hours=3, seed=0)
 
     @property
     def vocab_size(self) -> None:

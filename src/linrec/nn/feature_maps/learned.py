@@ -120,11 +120,10 @@ class HashedFeatures(FeatureMap, Float32Module):
     ) -> None:
         """Learn the hash functions from queries, one after the other, in place.
 
-        The target of a pair of queries of a sequence is c if the pair is among the `top` most similar pairs
-        of its row, -c if it is among the least similar pairs, and 0 otherwise. The products of the bits found
-        so far are subtracted. A row of A is trained by 100 steps of gradient descent on
-        -mean(H S H^T) / (t c), with 2 sigmoid(y) - 1 in place of sign(y). The row keeps its old values if the
-        bits do not improve.
+        A pair of queries of a sequence has a target: c for the `top` most similar pairs of a row, -c for the
+        least similar ones, and 0 for others. The products of the bits found so far are subtracted. A row of A
+        is trained by 100 steps of gradient descent on -mean(H S H^T) / (t c), with 2 sigmoid(y) - 1 in place
+        of sign(y). The row keeps its old values if the bits do not improve.
 
         Args:
             q: queries, of at least `n_anchors` steps, in any precision. Memory is quadratic in the length.

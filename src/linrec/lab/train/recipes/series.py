@@ -244,13 +244,7 @@ def babyai() -> TrainConfig:
     Source: BabyAI (Chevalier-Boisvert and others, 2019) for the worlds, the instructions and the bot. The
     model and its settings are chosen for this recipe, not tuned.
     """
-    return TrainConfig(
-        name="babyai",
-        task=BabyAI(),
-        model=causal(**gate_loops(128), pooling="none"),
-        optim=OptimConfig(lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
-        loop=LoopConfig(steps=5000, batch_size=64, matmul_precision="high", keep="best"),
-    )
+    return like(bouncing_digits(), "babyai", BabyAI(), model=gate_loops(128), loop={"batch_size": 64})
 
 
 @recipe
