@@ -74,6 +74,8 @@ class FixedRows(Rows):
             of_rows, errors = processed(logits[some], special)
             for row, found in zip(some, choose(of_rows, special).tolist(), strict=True):
                 tokens[row] = found
+        for request in self.requests:
+            request.read += 1
         return accepted(self.requests, logits, valid, tokens, errors, [[]] * n)
 
     def _run(self, size: int, rows: Tensor) -> tuple[Tensor, Tensor]:

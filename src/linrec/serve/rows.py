@@ -14,7 +14,6 @@ from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.ragged import RaggedState, joined, rows_of
-from linrec.serve.drafts import Draft
 from linrec.serve.request import Request
 from linrec.serve.sampling import Step, accepted, choose, processed
 from linrec.trees import leaves
@@ -67,7 +66,6 @@ class Rows:
 
     Args:
         runner: the model.
-        draft: proposes tokens for speculative decoding.
 
     Attributes:
         requests: the request of each row.
@@ -75,8 +73,8 @@ class Rows:
         buffers: memory for the states of the next steps.
     """
 
-    def __init__(self, runner: Runner, draft: Draft | None = None) -> None:
-        self.runner, self.model, self.draft = runner, runner.model, draft
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.model = runner, runner.model
         self.requests: list[Request] = []
         self.state: State = None
         self.buffers = StateBuffers()
@@ -86,22 +84,11 @@ class Rows:
         return len(self.requests)
 
     def step(self) -> Step:
-        """Read the newest token of each row, and the tokens that a draft proposes after it."""
-        requests = list(self.requests)
-        given = torch.tensor([[request.tokens[-1]] for request in requests])
-        guesses: list[list[int]] = [[]] * len(requests)
-        if self.draft is not None:
-            drafted = self.draft.propose(requests)
-            given, guesses = torch.cat([given, drafted], 1), drafted.tolist()
-        x, after = self._after(given)
-        parts = x.split(1 if self.runner.deterministic else len(x))
-        logits = torch.cat([self.runner.logits(part) for part in parts])
-        valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
-        of_rows, errors = processed(logits, requests)
-        step = accepted(requests, logits, valid, choose(of_rows, requests).tolist(), errors, guesses)
-        every = given.shape[1]
-        self._settle(given, after, [len(step.tokens.get(request, range(every))) for request in requests])
-        return step
+        """Read the newest token of each row."""
+        x = self.read(torch.tensor([[request.tokens[-1]] for request in self.requests]))
+        for request in self.requests:
+            request.read += 1
+        return self._chosen(x, [[]] * len(self))
 
     def read(self, tokens: Int64[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         """Return the head's inputs for further tokens of the rows, which the state then has read."""
@@ -170,26 +157,14 @@ class Rows:
         state = joined((torch.tensor([row], device=device), alone[row][1]) for row in range(len(self)))
         return torch.cat([x for x, _ in alone]), state
 
-    def _settle(self, given: Tensor, after: State, counts: Sequence[int]) -> None:
-        """Have the state after some of the given tokens: read again, where it is not all of them.
-
-        Args:
-            given: tokens (b, n).
-            after: the state after all of these tokens.
-            counts: the number of tokens that each row is to have read.
-        """
-        groups = [(n, [row for row in range(len(self)) if counts[row] == n]) for n in sorted({*counts})]
-        if len(groups) == 1 and groups[0][0] == given.shape[1]:
-            self.state = after
-            return
-        found = []
-        for n, some in groups:
-            index = torch.tensor(some, device=self.runner.device)
-            state = rows_of(after, index)
-            if n < given.shape[1]:
-                _, state = self.some(some)._after(given[some, :n])
-            found.append((index, state))
-        self.state = joined(found)
+    def _chosen(self, x: Float[Tensor, "b k d"], guesses: Sequence[Sequence[int]]) -> Step:
+        """Return the tokens that follow the newest token and the right guesses of each row."""
+        parts = x.split(1 if self.runner.deterministic else len(x))
+        logits = torch.cat([self.runner.logits(part) for part in parts])
+        valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
+        of_rows, errors = processed(logits, self.requests)
+        chosen = choose(of_rows, self.requests).tolist()
+        return accepted(self.requests, logits, valid, chosen, errors, guesses)
 
 
 def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:

@@ -9,7 +9,7 @@ import torch
 
 from linrec.generation.caches import bytes_of_state
 from linrec.mixers import State
-from linrec.serve.drafts import Draft
+from linrec.serve.drafts import Draft, DraftedRows
 from linrec.serve.graphs import CapturedRows, fixed_state
 from linrec.serve.prefixes import PrefixTree
 from linrec.serve.request import Ended, Request
@@ -57,7 +57,7 @@ class Slots:
         self.slots, self.max_length, self.state_bytes = slots, max_length, state_bytes
         self._bytes_of_level = functools.cache(functools.partial(bytes_of_state, runner.model))
         self.reading: dict[Request, State] = {}
-        self.kinds = [Rows(runner, draft)]
+        self.kinds = [Rows(runner) if draft is None else DraftedRows(runner, draft)]
         captures = runner.device.type == "cuda" and not runner.deterministic and draft is None
         if captures and (row := fixed_state(runner)) is not None:
             budget = math.inf if state_bytes is None else state_bytes
