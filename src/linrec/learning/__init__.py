@@ -13,33 +13,29 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown, unknown_argument
+from linrec.learning.e_prop import EProp
+from linrec.learning.eligibility import DRTRL, OSTL, RFLO
 from linrec.learning.frozen_rls import FrozenRLS
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
+from linrec.learning.pp_prop import PPProp
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
+from linrec.learning.snap import SnAp
+from linrec.learning.stochastic import KFRTRL, UORO
 from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
-    "BPTT",
-    "LSTM1997",
-    "RTRL",
-    "TBPTT",
-    "DenseRTRL",
-    "FocusedBackpropagation",
-    "FrozenRLS",
-    "Learner",
-    "Learnt",
-    "OnlineLRU",
-    "Piece",
-    "Step",
-    "build_learner",
-    "get",
-    "names",
-    "step_losses",
-]
+    "BPTT", "DRTRL", "KFRTRL", "LSTM1997", "OSTL", "RFLO", "RTRL", "TBPTT", "UORO", "DenseRTRL", "EProp",
+    "FocusedBackpropagation", "FrozenRLS", "Learner", "Learnt", "OnlineLRU", "PPProp", "Piece", "SnAp",
+    "Step", "build_learner", "get", "names", "step_losses",
+]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
     learner.name: learner
-    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997, FrozenRLS)
+    for learner in (
+        *(BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
+        *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
+        FrozenRLS,
+    )
 }
 
 
