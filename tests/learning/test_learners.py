@@ -285,6 +285,7 @@ def of_row(learner, row):
 
 LEARNERS = [
     ("tbptt", "gru", {}),
+    ("fptt", "gru", {"beta": 0.25}),
     ("rtrl", "lru", {}),
     ("rtrl", "hgru", {"credit": "spatial"}),
     ("dense_rtrl", "gru", {}),
@@ -300,6 +301,9 @@ LEARNERS = [
     ("ostl", "gru", {}),
     ("e_prop", "gru", {"kappa": 0.5, "feedback": "random"}),
     ("pp_prop", "gru", {}),
+    ("rbp", "gru", {"contraction": 0.1}),
+    ("rbp_cg", "gru", {}),
+    ("rbp_neumann", "gru", {}),
 ]
 each_learner = pytest.mark.parametrize("name, mixer, options", LEARNERS)
 

@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 from linrec.errors import unknown, unknown_argument
 from linrec.learning.e_prop import EProp
 from linrec.learning.eligibility import DRTRL, OSTL, RFLO
+from linrec.learning.fixed_points import CGRBP, RBP, NeumannRBP
+from linrec.learning.fptt import FPTT
 from linrec.learning.frozen_rls import FrozenRLS
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
 from linrec.learning.pp_prop import PPProp
@@ -24,16 +26,17 @@ from linrec.learning.stochastic import KFRTRL, UORO
 from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
-    "BPTT", "DRTRL", "KFRTRL", "LSTM1997", "OSTL", "RFLO", "RTRL", "TBPTT", "UORO", "DenseRTRL", "EProp",
-    "FocusedBackpropagation", "FrozenRLS", "Learner", "Learnt", "OnlineLRU", "PPProp", "Piece", "SnAp",
-    "Step", "build_learner", "get", "names", "step_losses",
+    "BPTT", "CGRBP", "DRTRL", "FPTT", "KFRTRL", "LSTM1997", "OSTL", "RBP", "RFLO", "RTRL", "TBPTT", "UORO",
+    "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS", "Learner", "Learnt", "NeumannRBP",
+    "OnlineLRU", "PPProp", "Piece", "SnAp", "Step", "build_learner", "get", "names", "step_losses",
 ]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
     learner.name: learner
     for learner in (
-        *(BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
+        *(BPTT, TBPTT, FPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
         *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
+        *(RBP, CGRBP, NeumannRBP),
         FrozenRLS,
     )
 }

@@ -32,21 +32,20 @@ class Opened(NamedTuple):
         h: h_t (b, n), in the graph of `before` and of the products.
         after: h_t (b, n), a leaf of the prediction's graph.
         products: the products before h_t.
-        shapes: shapes of the layer's parameters that learn, by name.
+        weights: the layer's parameters that learn, by name.
     """
 
     before: Tensor
     h: Tensor
     after: Tensor
     products: Sequence[Product]
-    shapes: Mapping[str, torch.Size]
+    weights: Mapping[str, Tensor]
 
     def back(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return v^T dh_t/dh_{t-1}, and v^T dh_t/dy of each product, v (b, n) or (k, b, n)."""
         inputs = [self.before, *(product.y for product in self.products)]
-        found = torch.autograd.grad(
-            self.h, inputs, v, retain_graph=True, allow_unused=True, is_grads_batched=v.dim() > 2
-        )
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": v.dim() > 2}
+        found = torch.autograd.grad(self.h, inputs, v, **options)
         # `materialize_grads` knows no batches
         first, *rest = (
             of.new_zeros(*v.shape[:-2], *of.shape) if g is None else g
@@ -83,10 +82,10 @@ class Opened(NamedTuple):
         for product, g, x in zip(self.products, by_y, xs, strict=True):
             outer = g[..., None] * x[:, None]
             for name, part in ((product.weight, outer[..., :-1]), (product.bias, outer[..., -1])):
-                if name not in self.shapes:
+                if name not in self.weights:
                     continue
                 if name not in found:
-                    found[name] = g.new_zeros(*g.shape[:-1], *self.shapes[name])
+                    found[name] = g.new_zeros(*g.shape[:-1], *self.weights[name].shape)
                 found[name].narrow(g.dim() - 1, product.rows.start, g.shape[-1]).add_(part)
         return found
 
@@ -107,7 +106,7 @@ def opening(
     def opened(path: str, run: Callable[..., Any]) -> Callable[..., Any]:
         names: dict[Tensor, str] = {p: name for name, p in cells[path].named_parameters()}
         start = f"{path}." if path else ""
-        shapes = {name: p.shape for p, name in names.items() if start + name in learning}
+        weights = {name: p for p, name in names.items() if start + name in learning}
 
         def forward(*arguments: Any, **options: Any) -> Any:
             products = Products(names)
@@ -126,7 +125,7 @@ def opening(
                 h = given.a[:, 0] * h_0 + x if scans else given.cell(h_0, x, *given.parameters)
                 products.on = False
                 after = h.detach().flatten(1).requires_grad_()
-                steps[path] = Opened(before, h.flatten(1), after, products.found, shapes)
+                steps[path] = Opened(before, h.flatten(1), after, products.found, weights)
                 state = after.view(h.shape)
                 return state[:, None].to(given.x.dtype), state
 

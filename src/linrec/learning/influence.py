@@ -74,6 +74,10 @@ class Influence(Learner):
         """Return the errors of the layers' states, of those that autograd gives for the total loss."""
         return [*errors]
 
+    def settled(self, step: Opened, error: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        """Return the error that weights and lower layers get, from dl_t/dh_t."""
+        return error
+
     @override
     def piece_end(self, step: int) -> int | None:
         return step + 1
@@ -114,7 +118,7 @@ class Influence(Learner):
         errors = self.errors(found[len(gradients) :], total, prediction, memory)
         new: Traces = {}
         for i, (path, step) in reversed([*enumerate(steps.items())]):
-            error = torch.zeros_like(step.h) if (e := errors[i]) is None else e
+            error = torch.zeros_like(step.h) if (e := errors[i]) is None else self.settled(step, e)
             same = torch.autograd.grad(
                 step.h, [*self.parameters, *states[:i]], error, retain_graph=True, allow_unused=True
             )

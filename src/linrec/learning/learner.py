@@ -241,6 +241,7 @@ class Learner(ABC):
             return None
         for p, gradient in zip(self.parameters, self._gradients, strict=True):
             p.grad = None if gradient is None else (gradient / self._weight).to(p.dtype)
+        self.before_update()
         norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
         self._gradients, self._weight = [None] * len(self._named), 0.0
         if not norm.isfinite():
@@ -253,6 +254,7 @@ class Learner(ABC):
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         for optimizer in self.optimizers:
             optimizer.step()
+        self.after_update()
         self._clear()
         self.updates += 1
         for module in self.model.modules():
@@ -260,6 +262,12 @@ class Learner(ABC):
             if callable(after_update := getattr(module, "after_update", None)):
                 after_update(self.updates)
         return norm
+
+    def before_update(self) -> None:  # noqa: B027
+        """Change the gradients `p.grad` of an update, before they are clipped; a learner may override it."""
+
+    def after_update(self) -> None:  # noqa: B027
+        """Follow a step of the optimiser; a learner may override it."""
 
     def reset(self, rows: Bool[Tensor, "b"] | None = None) -> None:
         """Set the memory to that of a new learner.

@@ -141,7 +141,7 @@ class KFRTRL(Influence):
     def credit(self, step: Opened, error: Tensor, traces: Traces) -> dict[str, Tensor]:
         by_units = torch.einsum("bn,bnm->bm", error, traces["B"])
         return {
-            name: torch.einsum("bn,bd->nd", by_units, a).view(step.shapes[name])
+            name: torch.einsum("bn,bd->nd", by_units, a).view_as(step.weights[name])
             for name, a in traces["A"].items()
         }
 
@@ -174,6 +174,6 @@ def _inputs(step: Opened) -> dict[str, Tensor]:
     for product in step.products:
         one = product.x.new_ones(len(product.x), 1)
         for name, x in ((product.weight, product.x), (product.bias, one)):
-            if name in step.shapes:
+            if name in step.weights:
                 found[name] = x
     return found
