@@ -13,6 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown, unknown_argument
+from linrec.learning.columnar import Columnar
+from linrec.learning.columns import ColumnarNetwork
 from linrec.learning.e_prop import EProp
 from linrec.learning.eligibility import DRTRL, OSTL, RFLO
 from linrec.learning.fixed_points import CGRBP, RBP, NeumannRBP
@@ -27,8 +29,9 @@ from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
     "BPTT", "CGRBP", "DRTRL", "FPTT", "KFRTRL", "LSTM1997", "OSTL", "RBP", "RFLO", "RTRL", "TBPTT", "UORO",
-    "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS", "Learner", "Learnt", "NeumannRBP",
-    "OnlineLRU", "PPProp", "Piece", "SnAp", "Step", "build_learner", "get", "names", "step_losses",
+    "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS", "Learner",
+    "Learnt", "NeumannRBP", "OnlineLRU", "PPProp", "Piece", "SnAp", "Step", "build_learner", "get", "names",
+    "step_losses",
 ]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
@@ -37,6 +40,7 @@ _LEARNERS: dict[str, type[Learner]] = {
         *(BPTT, TBPTT, FPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
         *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
         *(RBP, CGRBP, NeumannRBP),
+        Columnar,
         FrozenRLS,
     )
 }

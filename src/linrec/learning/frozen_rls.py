@@ -32,8 +32,8 @@ class FrozenRLS(Learner):
 
     so that w minimises sum_s la^(t-s) |y_s - x_s^T w|^2 + ridge la^(t+1) |w|^2 after step t. All outputs
     share P. The features are the inputs of the model's head, or the outputs of a model without a head, and a
-    constant 1. With `layers`, they are the outputs of all recurrent layers, as in a deep reservoir. Rows share
-    the readout: a step of b rows is one update with b errors, each times its weight.
+    constant 1. With `layers`, they are the outputs of all recurrent layers, as in a deep reservoir. Rows
+    share the readout: a step of b rows is one update with b errors, each times its weight.
 
     A target that is a class counts as one-hot, so x^T w estimates probabilities. The prediction is log p with
     p_i = max(x^T w_i, floor / n) / sum_j max(x^T w_j, floor / n), whose cross-entropy compares with other

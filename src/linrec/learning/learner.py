@@ -113,6 +113,8 @@ class Learner(ABC):
     Attributes:
         name: the learner's name.
         chunk_only: why the learner has no `step`; None for learners that have.
+        network: the class of the only models that the learner trains, called with `n_features`, `n_outputs`
+            and `vocab_size`; None for learners of other models.
         memory: a dict of trees of tensors (b, ..), carried from step to step: "state" is the model's state.
             None before the first step. Values may be replaced.
         shared: names of entries of the memory that all rows share; `reset` with `rows` leaves them.
@@ -126,6 +128,7 @@ class Learner(ABC):
     name: ClassVar[str]
     chunk_only: ClassVar[str | None] = None
     shared: ClassVar[frozenset[str]] = frozenset()
+    network: ClassVar[type[nn.Module] | None] = None
 
     def __init__(
         self,
