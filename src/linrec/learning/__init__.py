@@ -20,8 +20,11 @@ from linrec.learning.eligibility import DRTRL, OSTL, RFLO
 from linrec.learning.fixed_points import CGRBP, RBP, NeumannRBP
 from linrec.learning.fptt import FPTT
 from linrec.learning.frozen_rls import FrozenRLS
+from linrec.learning.hebb import Hebb
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
+from linrec.learning.lifted import Lifted
 from linrec.learning.pp_prop import PPProp
+from linrec.learning.predictive_coding import PredictiveCoding, TemporalPredictiveCoding
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.snap import SnAp
 from linrec.learning.stochastic import KFRTRL, UORO
@@ -29,9 +32,9 @@ from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
     "BPTT", "CGRBP", "DRTRL", "FPTT", "KFRTRL", "LSTM1997", "OSTL", "RBP", "RFLO", "RTRL", "TBPTT", "UORO",
-    "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS", "Learner",
-    "Learnt", "NeumannRBP", "OnlineLRU", "PPProp", "Piece", "SnAp", "Step", "build_learner", "get", "names",
-    "step_losses",
+    "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS", "Hebb",
+    "Learner", "Learnt", "Lifted", "NeumannRBP", "OnlineLRU", "PPProp", "Piece", "PredictiveCoding", "SnAp",
+    "Step", "TemporalPredictiveCoding", "build_learner", "get", "names", "step_losses",
 ]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
@@ -40,7 +43,7 @@ _LEARNERS: dict[str, type[Learner]] = {
         *(BPTT, TBPTT, FPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
         *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
         *(RBP, CGRBP, NeumannRBP),
-        Columnar,
+        *(Columnar, PredictiveCoding, TemporalPredictiveCoding, Lifted, Hebb),
         FrozenRLS,
     )
 }

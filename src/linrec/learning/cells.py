@@ -92,7 +92,11 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opening(
-    cells: Mapping[str, Mixer], learning: Mapping[str, nn.Parameter], *, holds: bool = False
+    cells: Mapping[str, Mixer],
+    learning: Mapping[str, nn.Parameter],
+    *,
+    holds: bool = False,
+    states: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Iterator[dict[str, Opened]]:
     """Within the context, open the steps of layers, by path in the order of their calls.
 
@@ -100,6 +104,7 @@ def opening(
         cells: the layers, each of which runs a single step.
         learning: parameters that learn, by their names in the model.
         holds: whether products that the cell makes of h_{t-1} are constant in it.
+        states: takes the place of the leaves h_{t-1} and h_t of each layer, (b, n) both.
     """
     steps: dict[str, Opened] = {}
 
@@ -119,12 +124,13 @@ def opening(
                 start = torch.zeros_like(x) if start is None else start.detach()
                 if given.reset is not None:
                     start = start.masked_fill(given.reset[:, :1].reshape(-1, *[1] * (start.dim() - 1)), 0)
-                before = start.flatten(1).requires_grad_()
+                given_states = None if states is None else states[path]
+                before = start.flatten(1).requires_grad_() if given_states is None else given_states[0]
                 products.holds, h_0 = holds, before.view(start.shape)
                 scans = call.operator.name == "scan"
                 h = given.a[:, 0] * h_0 + x if scans else given.cell(h_0, x, *given.parameters)
                 products.on = False
-                after = h.detach().flatten(1).requires_grad_()
+                after = h.detach().flatten(1).requires_grad_() if given_states is None else given_states[1]
                 steps[path] = Opened(before, h.flatten(1), after, products.found, weights)
                 state = after.view(h.shape)
                 return state[:, None].to(given.x.dtype), state
@@ -144,12 +150,10 @@ def find_cells(
     """Return the recurrent layers by path, each with a step of 8 random rows.
 
     Raises:
-        ValueError: a layer's memory is not the real state of a single `scan` or `nonlinear_scan`, or a
-            parameter changes this state outside of products.
+        ValueError: a layer's memory is not the real state of a single `scan` or `nonlinear_scan`.
     """
     found: dict[str, tuple[Mixer, Opened]] = {}
     for path, mixer in outermost(model).items():
-        named = f"`{path or 'model'}` ({type(mixer).__name__})"
         kind = next(p for p in mixer.parameters() if p.is_floating_point())
         draw = torch.Generator(kind.device).manual_seed(0)
         u = kind.new_zeros(8, 1, mixer.d_model).normal_(generator=draw)
@@ -163,18 +167,8 @@ def find_cells(
             len(leaves(state)) == len(numbers) == 1
             and path in steps
             and steps[path].h.shape == numbers[0].flatten(1).shape,
-            f"the memory of {named} must be the real state of one `scan` or `nonlinear_scan`, as of 'elman', "
-            "'gru' or 'min_gru'. Take 'rtrl', 'dense_rtrl' or 'tbptt'.",
+            f"the memory of `{path or 'model'}` ({type(mixer).__name__}) must be the real state of one "
+            "`scan` or `nonlinear_scan`, as of 'elman' or 'gru'. Take 'rtrl', 'dense_rtrl' or 'tbptt'.",
         )
         found[path] = mixer, steps[path]
-        traced = {name for product in steps[path].products for name in (product.weight, product.bias)}
-        others = {n: p for n, p in mixer.named_parameters() if p.requires_grad and n not in traced}
-        wanted = [steps[path].before, *others.values()]
-        _, *by = torch.autograd.grad(steps[path].h.sum(), wanted, retain_graph=True, allow_unused=True)
-        wrong = [name for name, g in zip(others, by, strict=True) if g is not None and g.any()]
-        require(
-            not wrong,
-            f"`{'`, `'.join(wrong)}` of {named} must change the state by products W x + b. Freeze them by "
-            "`requires_grad_(False)`, or take 'dense_rtrl'.",
-        )
     return found

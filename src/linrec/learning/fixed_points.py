@@ -15,7 +15,7 @@ from linrec.learning.cells import Opened
 from linrec.learning.influence import Influence, Traces
 from linrec.learning.learner import Learnt, Piece
 from linrec.rules import at_least, positive
-from linrec.trees import Tree
+from linrec.trees import Tree, map_tree
 
 __all__ = ["CGRBP", "RBP", "FixedPoint", "NeumannRBP"]
 
@@ -82,6 +82,8 @@ class FixedPoint(Influence):
         Linsley, Ashok, Govindarajan, Liu and Serre, Stable and Expressive Recurrent Vision Models (2020).
     """
 
+    traces: ClassVar[bool] = False
+
     def __init__(self, *args: Any, contraction: float = 0.0, bound: float = 0.9, **options: Any) -> None:
         at_least(0, contraction=contraction, cure="0 disables the penalty.")
         positive(bound=bound)
@@ -98,10 +100,8 @@ class FixedPoint(Influence):
 
     @override
     def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
-        lead, last = (
-            Piece(*(None if x is None else x[:, part] for x in piece))  # type: ignore[arg-type]
-            for part in (slice(-1), slice(-1, None))
-        )
+        lead = map_tree(lambda x: x[:, :-1], piece)
+        last = map_tree(lambda x: x[:, -1:], piece)
         if not lead.inputs.shape[1]:
             return super().learn(last, memory)
         with torch.no_grad():

@@ -7,7 +7,7 @@ J is dh_t/dh_{t-1}, and I is dh_t/dtheta with h_{t-1} held.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,6 +17,8 @@ from typing_extensions import override
 from linrec.learning.cells import Opened, find_cells, opening
 from linrec.learning.learner import Learner, Learnt, Piece
 from linrec.learning.rtrl import check_parameters
+from linrec.nn.mixer import Mixer
+from linrec.rules import require
 from linrec.trees import Tree, leaves, map_tree
 
 __all__ = ["Influence", "Traces"]
@@ -37,15 +39,19 @@ class Influence(Learner):
 
     Raises:
         ValueError: a layer's memory is not the real state of a single `scan` or `nonlinear_scan`, or a
-            parameter has half precision.
+            parameter changes this state outside of products, or has half precision.
     """
 
     holds: bool = False
+    traces: ClassVar[bool] = True
+    """Whether weights have traces, and so must change the state by products."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         check_parameters(self)
         found = find_cells(self.model, self._named, holds=self.holds)
+        for path, (mixer, step) in found.items() if self.traces else ():
+            _check_products(path, mixer, step)
         self.cells = {path: mixer for path, (mixer, _) in found.items()}
         self._first = {
             path: map_tree(torch.detach, self.first(path, step)) for path, (_, step) in found.items()
@@ -143,6 +149,20 @@ class Influence(Learner):
             )
 
         return map_tree(started, traces)
+
+
+def _check_products(path: str, mixer: Mixer, step: Opened) -> None:
+    """Raise ValueError for parameters of a layer that change its state outside of products."""
+    traced = {name for product in step.products for name in (product.weight, product.bias)}
+    others = {n: p for n, p in mixer.named_parameters() if p.requires_grad and n not in traced}
+    wanted = [step.before, *others.values()]
+    _, *by = torch.autograd.grad(step.h.sum(), wanted, retain_graph=True, allow_unused=True)
+    wrong = [name for name, g in zip(others, by, strict=True) if g is not None and g.any()]
+    require(
+        not wrong,
+        f"`{'`, `'.join(wrong)}` of `{path or 'model'}` ({type(mixer).__name__}) must change the state by "
+        "products W x + b. Freeze them by `requires_grad_(False)`, or take 'dense_rtrl'.",
+    )
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
