@@ -41,6 +41,7 @@ def test_weights_between_states_follow_the_rule(rule, modulated):
 def test_products_find_principal_eigenvectors_in_order(rule):
     torch.manual_seed(0)
     mixer = mixer_of("elman")
+    torch.nn.init.zeros_(mixer.rnn.bias_ih_l0)
     basis = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
     scales = torch.tensor([2.0, 1.6, 1.2, 0.8], dtype=torch.float64)
     learner = build_learner(
