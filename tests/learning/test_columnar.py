@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from linrec import mixers
 from linrec.learning import ColumnarNetwork, build_learner
 from linrec.trees import leaves
 from tests.learning.test_learners import assert_equal
@@ -97,7 +98,5 @@ def test_bad_networks_are_refused(options, words):
 
 
 def test_other_models_are_refused():
-    from linrec import mixers
-
     with pytest.raises(ValueError, match="ColumnarNetwork"):
         build_learner("columnar", mixers.build("gru", 4))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from linrec.learning import build_learner
+from linrec.learning.lifted import CONSTRAINTS
 from tests.learning.test_learners import assert_equal, learnt, mixer_of, stream
 
 STEPS = 8
@@ -83,8 +84,6 @@ def test_from_scratch_states_come_to_follow_the_recurrence():
 
 @pytest.mark.parametrize("constraint", ["lin", "abs", "eps", "lineps", "squared", "cubic"])
 def test_constraints_are_zero_on_the_recurrence_alone(constraint):
-    from linrec.learning.lifted import CONSTRAINTS
-
     r = torch.tensor([-0.3, -0.0005, 0.0, 0.2])
     found = CONSTRAINTS[constraint](r, 1e-3)
     expected = {

@@ -23,18 +23,21 @@ from linrec.learning.frozen_rls import FrozenRLS
 from linrec.learning.hebb import Hebb
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
 from linrec.learning.lifted import Lifted
+from linrec.learning.neural_coding import PTNCNNetwork
 from linrec.learning.pp_prop import PPProp
 from linrec.learning.predictive_coding import PredictiveCoding, TemporalPredictiveCoding
+from linrec.learning.ptncn import PTNCN
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.snap import SnAp
 from linrec.learning.stochastic import KFRTRL, UORO
 from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
-    "BPTT", "CGRBP", "DRTRL", "FPTT", "KFRTRL", "LSTM1997", "OSTL", "RBP", "RFLO", "RTRL", "TBPTT", "UORO",
-    "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS", "Hebb",
-    "Learner", "Learnt", "Lifted", "NeumannRBP", "OnlineLRU", "PPProp", "Piece", "PredictiveCoding", "SnAp",
-    "Step", "TemporalPredictiveCoding", "build_learner", "get", "names", "step_losses",
+    "BPTT", "CGRBP", "DRTRL", "FPTT", "KFRTRL", "LSTM1997", "OSTL", "PTNCN", "RBP", "RFLO", "RTRL", "TBPTT",
+    "UORO", "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS",
+    "Hebb", "Learner", "Learnt", "Lifted", "NeumannRBP", "OnlineLRU", "PPProp", "PTNCNNetwork", "Piece",
+    "PredictiveCoding", "SnAp", "Step", "TemporalPredictiveCoding", "build_learner", "get", "names",
+    "step_losses",
 ]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
@@ -43,7 +46,7 @@ _LEARNERS: dict[str, type[Learner]] = {
         *(BPTT, TBPTT, FPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
         *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
         *(RBP, CGRBP, NeumannRBP),
-        *(Columnar, PredictiveCoding, TemporalPredictiveCoding, Lifted, Hebb),
+        *(Columnar, PredictiveCoding, TemporalPredictiveCoding, Lifted, Hebb, PTNCN),
         FrozenRLS,
     )
 }

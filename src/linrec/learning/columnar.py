@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from linrec.learning.columns import ColumnarNetwork
 from linrec.learning.learner import Learner, Learnt, Piece
-from linrec.rules import at_least, require
+from linrec.rules import at_least
 from linrec.trees import Tree
 
 __all__ = ["Columnar"]
@@ -51,10 +51,6 @@ class Columnar(Learner):
 
     def __init__(self, *args: Any, stage_steps: int | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        require(
-            isinstance(self.model, ColumnarNetwork),
-            f"`model` must be a ColumnarNetwork for `{self.name}`; got {type(self.model).__name__}.",
-        )
         at_least(1, stage_steps=stage_steps, or_none=True)
         self.stage_steps = stage_steps
 

@@ -33,10 +33,10 @@ class Hebb(Influence):
     | "covariance" | (y - mean y) (x - mean x)^T |
     | "bcm" | y (y - mean y^2) x^T |
 
-    y is the new state of the layer, or the product itself, with its bias. M is 1, or the running mean of a row's loss minus its
-    loss: a reward that is better than expected ("three-factor"). Biases do not learn; all parameters outside
-    of these products learn by the gradient of the same step. "sanger" finds the principal eigenvectors of x,
-    in order, and "oja" the first one in each row.
+    y is the new state of the layer, or the product itself, with its bias. M is 1, or the running mean of a
+    row's loss minus its loss: a reward that is better than expected ("three-factor"). Biases do not learn;
+    all parameters outside of these products learn by the gradient of the same step. "sanger" finds the
+    principal eigenvectors of x, in order, and "oja" the first one in each row.
 
     `memory["traces"][path]` has "e" by the weights' names, and running means of x, y and y^2 by the products'
     names; `memory["baseline"]` has the mean loss.

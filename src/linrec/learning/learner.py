@@ -141,6 +141,10 @@ class Learner(ABC):
         capture: bool = False,
     ) -> None:
         _check_streams(model)
+        if self.network is not None and not isinstance(model, self.network):
+            raise ValueError(
+                f"`model` must be a {self.network.__name__} for `{self.name}`; got {type(model).__name__}."
+            )
         if update_every != "chunk":
             at_least(1, update_every=update_every, cure="'chunk' updates at the end of each chunk.")
         at_least(0, clip_norm=clip_norm, or_none=True, cure="None disables clipping.")

@@ -63,7 +63,8 @@ class LearnConfig:
         language_model: fields of a `ModelConfig`, for a language model in place of a new encoder of the
             `mixer`; None for an encoder.
         chunk: steps that are learnt at a time.
-        lr: learning rate of Adam.
+        lr: learning rate.
+        momentum: None takes Adam; a number takes SGD with this Nesterov momentum.
         clip_norm: maximum norm of the gradients.
         rows: number of rows of the stream, each a stream of its own.
         seed: seed of the stream, and of the model's initial values.
@@ -84,6 +85,7 @@ class LearnConfig:
     language_model: Mapping[str, Any] | None = None
     chunk: int = 8
     lr: float = 3e-3
+    momentum: float | None = None
     clip_norm: float | None = 1.0
     rows: int = 1
     seed: int = 0
@@ -173,7 +175,11 @@ class Learning:
         if model is not None:
             self._check_model(model)
         self.model = (config.make_model(self.stream) if model is None else model).to(self.device)
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        if config.momentum is not None:
+            optimizer = torch.optim.SGD(
+                self.model.parameters(), lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0
+            )
         self.learner: Learner = build_learner(
             config.learner, self.model, optimizer, clip_norm=config.clip_norm, **config.learner_args
         )
