@@ -30,14 +30,15 @@ from linrec.learning.ptncn import PTNCN
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
 from linrec.learning.snap import SnAp
 from linrec.learning.stochastic import KFRTRL, UORO
+from linrec.learning.teacher_forcing import GTF, ShallowPLRNN
 from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
-    "BPTT", "CGRBP", "DRTRL", "FPTT", "KFRTRL", "LSTM1997", "OSTL", "PTNCN", "RBP", "RFLO", "RTRL", "TBPTT",
-    "UORO", "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation", "FrozenRLS",
-    "Hebb", "Learner", "Learnt", "Lifted", "NeumannRBP", "OnlineLRU", "PPProp", "PTNCNNetwork", "Piece",
-    "PredictiveCoding", "SnAp", "Step", "TemporalPredictiveCoding", "build_learner", "get", "names",
-    "step_losses",
+    "BPTT", "CGRBP", "DRTRL", "FPTT", "GTF", "KFRTRL", "LSTM1997", "OSTL", "PTNCN", "RBP", "RFLO", "RTRL",
+    "TBPTT", "UORO", "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation",
+    "FrozenRLS", "Hebb", "Learner", "Learnt", "Lifted", "NeumannRBP", "OnlineLRU", "PPProp", "PTNCNNetwork",
+    "Piece", "PredictiveCoding", "ShallowPLRNN", "SnAp", "Step", "TemporalPredictiveCoding", "build_learner",
+    "get", "names", "step_losses",
 ]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
@@ -46,7 +47,7 @@ _LEARNERS: dict[str, type[Learner]] = {
         *(BPTT, TBPTT, FPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
         *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
         *(RBP, CGRBP, NeumannRBP),
-        *(Columnar, PredictiveCoding, TemporalPredictiveCoding, Lifted, Hebb, PTNCN),
+        *(Columnar, PredictiveCoding, TemporalPredictiveCoding, Lifted, Hebb, PTNCN, GTF),
         FrozenRLS,
     )
 }
