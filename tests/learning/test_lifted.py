@@ -95,3 +95,19 @@ def test_constraints_are_zero_on_the_recurrence_alone(constraint):
         "cubic": [-0.027, -1.25e-10, 0, 0.008],
     }[constraint]
     assert torch.allclose(found, torch.tensor(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["lagrangian", "local_propagation"])
+def test_multipliers_ascend_the_residual(method):
+    mixer, (x, y, reset) = mixer_of("elman"), stream(steps=STEPS)
+    learner = build_learner("lifted", mixer, method=method, rho=0.5, ascent=0.3, sweeps=1, constraint="cubic")
+    states, _ = deltas(mixer, x, y, reset)
+    free = states + 0.2 * torch.randn_like(states)
+    learner.memory = learner.first_memory(2, torch.device("cpu"))
+    learner.memory |= {"x": {"": free}, "multipliers": {"": torch.zeros_like(free)}}
+    W, U, b, c = (p.detach() for p in mixer.rnn.parameters())
+    before = torch.cat([torch.zeros(2, 1, 4), free[:, :-1]], 1) * ~reset[:, :, None]
+    r = free - torch.tanh(x @ W.T + b + before @ U.T + c)
+    learner.chunk(x, y, reset)
+    expected = 0.5 * r if method == "lagrangian" else 0.3 * r**3
+    assert_equal(learner.memory["multipliers"], {"": expected})

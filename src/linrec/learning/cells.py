@@ -82,7 +82,7 @@ class Opened(NamedTuple):
         for product, g, x in zip(self.products, by_y, xs, strict=True):
             outer = g[..., None] * x[:, None]
             for name, part in ((product.weight, outer[..., :-1]), (product.bias, outer[..., -1])):
-                if name not in self.weights:
+                if name is None or name not in self.weights:
                     continue
                 if name not in found:
                     found[name] = g.new_zeros(*g.shape[:-1], *self.weights[name].shape)

@@ -48,6 +48,7 @@ class Columnar(Learner):
 
     name: ClassVar[str] = "columnar"
     network: ClassVar[type[nn.Module] | None] = ColumnarNetwork
+    model: ColumnarNetwork
 
     def __init__(self, *args: Any, stage_steps: int | None = None, **options: Any) -> None:
         super().__init__(*args, **options)

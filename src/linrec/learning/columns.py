@@ -42,6 +42,8 @@ class ColumnarNetwork(nn.Module):
         Networks (2023).
     """
 
+    grown: Tensor
+
     def __init__(
         self,
         n_features: int | None,

@@ -324,16 +324,16 @@ def watching(
 def replacing(forwards: Mapping[Mixer, Callable[..., Any]]) -> Iterator[None]:
     """Within the context, give mixers other `forward` functions."""
     # a user may have given a mixer a `forward` of its own
-    own = {mixer: vars(mixer).get("forward") for mixer in forwards}
+    own: dict[Mixer, Any] = {mixer: vars(mixer).get("forward") for mixer in forwards}
     try:
         for mixer, forward in forwards.items():
             mixer.forward = forward  # type: ignore[method-assign]
         yield
     finally:
-        for mixer, forward in own.items():
+        for mixer, before in own.items():
             vars(mixer).pop("forward", None)
-            if forward is not None:
-                mixer.forward = forward  # type: ignore[method-assign]
+            if before is not None:
+                mixer.forward = before  # type: ignore[method-assign]
 
 
 class _Run(nn.Module):

@@ -32,6 +32,13 @@ class PTNCNNetwork(nn.Module):
         Distributed Representations (2020), and the released code.
     """
 
+    M1: Tensor
+    M2: Tensor
+    U1: Tensor
+    V1: Tensor
+    V2: Tensor
+    W1: Tensor
+
     def __init__(
         self,
         n_features: int | None,

@@ -56,6 +56,7 @@ class PTNCN(Learner):
 
     name: ClassVar[str] = "ptncn"
     network: ClassVar[type[nn.Module] | None] = PTNCNNetwork
+    model: PTNCNNetwork
 
     def __init__(
         self,

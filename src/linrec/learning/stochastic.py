@@ -174,6 +174,6 @@ def _inputs(step: Opened) -> dict[str, Tensor]:
     for product in step.products:
         one = product.x.new_ones(len(product.x), 1)
         for name, x in ((product.weight, product.x), (product.bias, one)):
-            if name in step.weights:
+            if name is not None and name in step.weights:
                 found[name] = x
     return found

@@ -126,6 +126,7 @@ class GTF(BPTT):
 
     name: ClassVar[str] = "gtf"
     network: ClassVar[type[nn.Module] | None] = ShallowPLRNN
+    model: ShallowPLRNN
 
     def __init__(
         self,

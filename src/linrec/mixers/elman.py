@@ -89,7 +89,7 @@ class Elman(NonlinearMixer):
 
         self.rnn = RNNWeights(f"RNN_{activation.upper()}", d_model)
         W, U, b, c = self.rnn.parameters()
-        scale = RADIUS.get(init) if radius is None else radius
+        scale = RADIUS.get(init, 1.0) if radius is None else radius
         if init in ("identity", "limit_cycle"):
             nn.init.normal_(W, std=0.001 if init == "identity" else 0.1 / d_model**0.5)
             nn.init.zeros_(b)
