@@ -13,7 +13,7 @@ from linrec.models import (
     SequenceClassifier,
     SequenceClassifierConfig,
 )
-from linrec.ops import gate_loop_matrix
+from linrec.ops import gate_loop_matrix, softmax_attention
 from linrec.parallel import part, time_parallel
 from linrec.testing import reset_mask
 from linrec.trees import leaves, map_tree
@@ -23,81 +23,10 @@ from .compare import check_parts, raises, same, total
 
 D_MODEL = 4
 TIME = 11
-# mixers that need all steps of a sequence at once, and what the error calls that
-REFUSED = {
-    "aft": "aft",
-    "attention": "softmax_attention",
-    "base_conv": "short_conv",
-    "block_recurrent": "block_recurrent",
-    "block_state": "block_state",
-    "compressive_transformer": "compressive_transformer",
-    "delta_net": "short_conv",
-    "falcon_h1": "softmax_attention",
-    "flash_gau": "flash_gau",
-    "fnet": "fnet",
-    "gate_loop_attention": "gate_loop_attention",
-    "gated_delta_net": "short_conv",
-    "gated_delta_product": "short_conv",
-    "gmlp": "gmlp",
-    "h3": "long_conv",
-    "hawk": "short_conv",
-    "lfm2": "short_conv",
-    "ls_lstm": "token_shift",
-    "hyena": "short_conv",
-    "hippo_rnn": "hippo_rnn",
-    "ind_rnn": "ind_rnn",
-    "infini_attention": "infini_attention",
-    "kda": "short_conv",
-    "mamba": "short_conv",
-    "mamba2": "short_conv",
-    "mamba3": "token_shift",
-    "qrnn": "token_shift",
-    "strongly_typed_rnn": "token_shift",
-    "mega": "mega",
-    "r_transformer": "r_transformer",
-    "recurrent_attention_network": "recurrent_attention_network",
-    "recurrent_delta_net": "recurrent_delta_net",
-    "recurrent_positions": "nonlinear_scan",
-    "rsa": "softmax_attention",
-    "delta_delta_net": "delta_rule",
-    "delta_lstm": "delta_lstm",
-    "srwm": "srwm",
-    "linformer": "linformer",
-    "liquid_s4": "token_shift",
-    "lmu": "dense_ssm",
-    "lssl": "dense_ssm",
-    "mlstm": "short_conv",
-    "reformer": "reformer",
-    "rwkv4": "rwkv4",
-    "rwkv5": "token_shift",
-    "rwkv6": "token_shift",
-    "s4": "dplr_ssm",
-    "s5_hyena": "short_conv",
-    "sgconv": "long_conv",
-    "slstm": "slstm",
-    "spacetime": "dense_ssm",
-    "sru": "sru",
-    "synthesizer": "synthesizer",
-    "tnn": "long_conv",
-    "transformer_ls": "transformer_ls",
-    "transformer_xl": "transformer_xl",
-    "xlstm_7b": "mlstm",
-}
-REFUSED |= dict.fromkeys(variants.NONLINEAR, "nonlinear_scan") | {"tarnn": "token_shift"}
-
-REFUSED_VARIANTS = {
-    ("linear_attention", variant): "linear_attention with exponential features"
-    for variant in ("Performer", "turned Performer", "hyperbolic Performer")
-}
-REFUSED_VARIANTS |= {
-    ("trans_normer", variant): "softmax_attention" for variant in ("blocks", "turned blocks")
-}
-# with convolutions
-REFUSED_VARIANTS |= {
-    ("gla", "grouped"): "short_conv",
-    ("hgrn2", "grouped"): "short_conv",
-    ("hgru", "flash-linear-attention"): "short_conv",
-}
+# mixers whose outputs depend on later steps
+WHOLE = ("fnet", "linformer")
+# steps of each rank, with a part of one step and an empty part
+PARTS = {2: [(6, 5)], 3: [(4, 0, 7)], 4: [(1, 6, 0, 4)]}
 
 
 def lengths():
@@ -109,31 +38,37 @@ def lengths():
 def case_every_mixer():
     # further variants of a mixer call the same operator
     for name, variant in variants.of_operators():
-        if name in REFUSED or (name, variant) in REFUSED_VARIANTS:
+        if name in WHOLE:
             continue
-        mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double()
-
+        mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double().eval()
         x = torch.randn(2, TIME, D_MODEL, dtype=torch.float64)
         _, state = mixer(x)
-        states = {f"state {i}": tensor.detach() for i, tensor in enumerate(leaves(state))}
+        states = {f"state {i}": y.detach() for i, y in enumerate(leaves(state)) if not is_count(y)}
 
         def run(x, reset, mixer=mixer, state=state, names=tuple(states), **given):
             tensors = iter([given.pop(name) for name in names])
-            state = map_tree(lambda _: next(tensors), state)
+            state = map_tree(lambda y: y if is_count(y) else next(tensors), state)
             y, state = torch.func.functional_call(mixer, given, (x, state), {"reset": reset})
-            return y, torch.cat([tensor.flatten() for tensor in leaves(state)])
+            found = [torch.view_as_real(y) if y.is_complex() else y for y in leaves(state)]
+            return y, torch.cat([y.flatten().double() for y in found])
 
         inputs = {"x": x, **states, **dict(mixer.named_parameters())}
-        check_parts(run, inputs, ("x",), lengths(), reset=reset_mask(2, TIME))
+        for parts in PARTS[dist.get_world_size()]:
+            check_parts(run, inputs, ("x",), parts, reset=reset_mask(2, TIME))
+
+
+def is_count(x):
+    """Whether a tensor of a state has no gradient."""
+    return not (x.is_floating_point() or x.is_complex())
 
 
 def case_what_needs_all_steps_is_refused():
     x = torch.zeros(1, 2, D_MODEL)
-    both_ways = Bidirectional(mixers.build("gate_loop", D_MODEL))
-    runs = [(words, mixers.build(name, D_MODEL)) for name, words in REFUSED.items()]
-    for (name, variant), words in REFUSED_VARIANTS.items():
-        runs.append((words, mixers.build(name, D_MODEL, **variants.arguments(name, variant))))
-    runs += [("Bidirectional", both_ways), ("gate_loop_matrix", lambda x: gate_loop_matrix(x[None], x[None]))]
+    runs = [(name, mixers.build(name, D_MODEL)) for name in WHOLE]
+    runs += [("attention", mixers.build("attention", D_MODEL, causal=False))]
+    runs += [("softmax_attention", lambda x: softmax_attention(*[x[:, :, None]] * 3, causal=False))]
+    runs += [("Bidirectional", Bidirectional(mixers.build("gate_loop", D_MODEL)))]
+    runs += [("gate_loop_matrix", lambda x: gate_loop_matrix(x[None], x[None]))]
     config = SequenceClassifierConfig(n_outputs=2, n_features=D_MODEL, d_model=8)
     runs.append(("SequenceClassifier", SequenceClassifier(config)))
     for name, function in runs:

@@ -24,7 +24,7 @@ from linrec.nn.evicting_cache import EvictingCache, Eviction
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads, repeat_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, gated, make_norm
-from linrec.nn.positions import AttentionState
+from linrec.nn.positions import AttentionState, positions
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import check_options, gate_loop_attention, softmax_attention
@@ -201,8 +201,9 @@ class Attention(Mixer):
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
         q, k, v, g = self.qkv(x)
+        places, position = positions(position, x.shape[1])
         if self.rotary is not None:
-            q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
+            q, k = self.rotary(places, q, k)
         factory: dict[str, Any] = {"dtype": self.state_dtype, "device": x.device}
         if self.xpos:
             decay = xpos_decays(self.d_head, **factory).expand(self.n_heads, -1)
@@ -224,7 +225,7 @@ class Attention(Mixer):
         o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:
             return o, None
-        return o, AttentionState(cache, (position + x.shape[1]).expand(x.shape[0]).contiguous())
+        return o, AttentionState(cache, position.expand(x.shape[0]).contiguous())
 
     def _evicting(
         self, cache: EvictingCache, x: Tensor, state: State, reset: Tensor | None
@@ -255,6 +256,11 @@ class Attention(Mixer):
             return self.bounded.empty(batch, *sizes, **output_kwargs(self.k, device))
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         return AttentionState.first(cache)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a policy evicts steps one after another."""
+        return self.bounded is not None
 
     @property
     def is_causal(self) -> bool:

@@ -148,6 +148,11 @@ class BlockState(SegmentMixer):
         self.bias = make_bucket_bias(positions, self.n_heads)
         self.out = nn.Linear(2 * width, d_model, bias=False)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the places of blocks decide which outputs of the filters are read."""
+        return self.by_filters
+
     def mix(self, E: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `BlockStateState`."""
         past = self.init_state(E.shape[0], device=E.device) if state is None else state

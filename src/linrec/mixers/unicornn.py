@@ -20,7 +20,6 @@ from torch.autograd.function import once_differentiable
 from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan import leaves_graph
 from linrec.rules import at_least, positive, require
@@ -99,6 +98,11 @@ class UnICORNN(NonlinearMixer):
         self.c = nn.Parameter(torch.empty(d_model).uniform_(-0.1, 0.1))
         mark(self, "w", "c", float32=True)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the backward pass rebuilds the states."""
+        return self.reversible
+
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y (b, d_model, 2)."""
         start, step = self.started(x, state), self.dt * torch.sigmoid(self.c)
@@ -120,7 +124,6 @@ class UnICORNN(NonlinearMixer):
     def _rebuilt(
         self, Vx: Tensor, step: Tensor, start: Tensor, reset: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        refuse_split_time("unicornn")
         with without_autocast(Vx.device.type):
             y, state = _Reversible.apply(self.alpha, reset, *map(wide, (Vx, self.w, step, start)))
         return y.to(Vx.dtype), state

@@ -11,6 +11,7 @@ from torch.nn import functional
 from linrec.nn.parameters import mark
 from linrec.ops.attention import AttentionCache
 from linrec.ops.core.ambient import exporting
+from linrec.ops.core.call import in_turn
 from linrec.ops.core.loop import blocks, joined
 from linrec.rules import at_least, choice
 
@@ -40,12 +41,18 @@ def positions(
     Returns:
         Positions (b, t) and the next step's position (b,), int64.
     """
-    step = torch.arange(time, device=seen.device)
-    begin = -seen[:, None].expand(-1, time)
-    if reset is not None:
-        begin = torch.where(reset, step, begin).cummax(1).values
-    position = step - begin
-    return position, torch.cat([seen[:, None] - 1, position], 1)[:, -1] + 1
+
+    def after(seen: Tensor) -> tuple[Tensor, Tensor]:
+        step = torch.arange(time, device=seen.device)
+        begin = -seen[:, None].expand(-1, time)
+        if reset is not None:
+            begin = torch.where(reset, step, begin).cummax(1).values
+        position = step - begin
+        return position, torch.cat([seen[:, None] - 1, position], 1)[:, -1] + 1
+
+    with torch.no_grad():
+        position, last = in_turn("positions", after, seen, [])
+    return position, last
 
 
 class AttentionState(NamedTuple):
