@@ -159,13 +159,14 @@ class Parallel(Command):
         window = torch.zeros(4, device=fabric.device)
         torch.manual_seed(0)
         tokens = torch.randint(job.size.vocab_size, (self.batch, job.length + 1)).to(fabric.device)
+        steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
         step: Callable[[], None] = partial(
             train_step,
             tokens[:, :-1].contiguous(),
             tokens[:, 1:].contiguous(),
             fabric=fabric,
             objective=objective,
-            optimizers=[fabric.setup_optimizers(optimizer) for optimizer in optimizers],
+            optimizers=steppers,
             window=window,
             clip_norm=OPTIM.clip_norm,
             grid=grid,

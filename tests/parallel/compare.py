@@ -79,7 +79,7 @@ def gradients(loss, inputs, expected=None):
     if expected is None:
         return dict(zip(inputs, found, strict=True))
     # a rank that has no share in the gradient of a state has zeros, or sums over ranks would wait for it
-    for (name, x), gradient in zip(inputs.items(), found, strict=True):
+    for name, gradient in zip(inputs, found, strict=True):
         assert gradient is not None or expected[name] is None or not name.startswith("state"), name
     return {
         name: torch.zeros_like(x) if gradient is None and expected[name] is not None else gradient

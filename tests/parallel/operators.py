@@ -8,7 +8,17 @@ import torch
 import torch.distributed as dist
 
 from linrec.nn.token_shift import token_shift
-from linrec.ops import delta_rule, diagonal_ssm, gate_loop, normalized_gate_loop, scan, short_conv
+from linrec.ops import (
+    delta_rule,
+    diagonal_ssm,
+    gate_loop,
+    laplace_attention,
+    normalized_gate_loop,
+    scan,
+    selective_scan,
+    short_conv,
+    softmax_attention,
+)
 from linrec.parallel import time_parallel
 from linrec.testing import (
     assert_agree,
@@ -18,6 +28,7 @@ from linrec.testing import (
     gate_loop_inputs,
     reset_mask,
     scan_inputs,
+    selective_scan_inputs,
     short_conv_inputs,
 )
 
@@ -29,6 +40,7 @@ OF_DELTA_RULE = ("q", "k", "v", "beta", "log_decay")
 # ways to part eleven steps: nearly even, and with parts of one step and of none
 WAYS = {
     2: [(6, 5), (1, 10), (0, 11), (11, 0)],
+    3: [(4, 4, 3), (1, 0, 10), (0, 11, 0)],
     4: [(3, 3, 3, 2), (0, 5, 0, 6), (1, 0, 10, 0), (0, 0, 0, 11)],
 }
 
@@ -66,7 +78,7 @@ def case_nothing_passes_a_reset():
     reset[:, 4] = True
     runs = [(scan, scan_inputs, (3,), {}), (scan, scan_inputs, (3,), {"reverse": True})]
     runs += [(gate_loop, gate_loop_inputs, (2, 3, 2), {}), (delta_rule, delta_rule_inputs, (2, 3, 2), {})]
-    runs.append((short_conv, short_conv_inputs, (3, 4), {}))
+    runs += [(short_conv, short_conv_inputs, (3, 4), {}), (selective_scan, selective_scan_inputs, (3, 2), {})]
     for (function, inputs_of, sizes, options), parts in itertools.product(runs, ways()):
         given = inputs_of(2, 11, *sizes, dtype=torch.float64)
         inputs = {name: x.to(compare.device) for name, x in given.items() if x is not None}
@@ -108,6 +120,31 @@ def case_short_conv():
         for reset in resets(3, parts):
             check_parts(short_conv, inputs, ("x",), parts, reset=reset)
         check_parts(short_conv, inputs | {"state": None}, ("x",), parts)
+
+
+def case_selective_scan():
+    for parts in ways():
+        inputs = selective_scan_inputs(3, 11, 4, 3, groups=2, dtype=torch.float64)
+        for reset in resets(3, parts):
+            check_parts(selective_scan, inputs, ("x", "dt", "B", "C"), parts, reset=reset)
+        check_parts(selective_scan, inputs | {"state": None}, ("x", "dt", "B", "C"), parts)
+
+
+def case_attention():
+    for parts, window, size in itertools.product(ways(), (None, 1, 4), (2, 0)):
+        q, k, v = torch.randn(3, 3, 11 + size, 2, 4, dtype=torch.float64).unbind()
+        for reset, attend in itertools.product(resets(3, parts), (softmax_attention, laplace_attention)):
+            _, cache = attend(q[:, :size], k[:, :size], v[:, :size], window=window)
+
+            def run(q, k, v, reset, state_k, state_v, attend=attend, cache=cache, window=window):
+                state = cache._replace(k=state_k, v=state_v)
+                y, last = attend(q, k, v, state=state, reset=reset, window=window)
+                alive = last.k.new_ones(last.k.shape[:2]) if last.alive is None else last.alive.to(last.k)
+                return y, torch.cat([last.k.flatten(), last.v.flatten(), alive.flatten()])
+
+            inputs = {"q": q[:, size:], "k": k[:, size:], "v": v[:, size:]}
+            inputs |= {"state_k": cache.k, "state_v": cache.v}
+            check_parts(run, inputs, ("q", "k", "v"), parts, reset=reset)
 
 
 def case_token_shift():

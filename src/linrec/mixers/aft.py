@@ -172,6 +172,8 @@ class AFT(Mixer):
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)
         self.variant, self.max_length, self.window, self.causal = variant, max_length, window, causal
+        # the other variants weigh pairs of steps
+        self.takes_turns = variant != "simple"
         # AFT-conv has a key for each head
         self.n_keys = d_model
         if variant == "conv":
@@ -186,11 +188,6 @@ class AFT(Mixer):
             self.position_q = nn.Parameter(FACTOR_STD * torch.randn(max_length, rank))
             self.position_k = nn.Parameter(FACTOR_STD * torch.randn(max_length, rank))
         self.out = nn.Linear(d_model, d_model, bias=bias) if output_projection else nn.Identity()
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether weights depend on pairs of steps."""
-        return self.variant != "simple"
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and an `AFTState`, AFT-full's `AFTCache`, or the `WindowState` of AFT-local and -conv.

@@ -173,6 +173,8 @@ class Attention(Mixer):
             "`eviction` and `sinks` are of a bounded cache; got `cache_size=None`. Pass a number of steps.",
         )
         self.bounded = None if cache_size is None else EvictingCache(cache_size, eviction, sinks)
+        # a policy evicts steps one after another
+        self.takes_turns = cache_size is not None
         if self.bounded is not None:
             # no call of an operator has the weights of all steps
             self.recurrence = None
@@ -256,11 +258,6 @@ class Attention(Mixer):
             return self.bounded.empty(batch, *sizes, **output_kwargs(self.k, device))
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         return AttentionState.first(cache)
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a policy evicts steps one after another."""
-        return self.bounded is not None
 
     @property
     def is_causal(self) -> bool:

@@ -90,6 +90,8 @@ class UnICORNN(NonlinearMixer):
             f"`reversible` needs the loop, but `mode` is {mode!r}. Pass mode='auto'.",
         )
         self.dt, self.alpha, self.reversible = dt, alpha, reversible
+        # the loop that rebuilds the states is no operator
+        self.takes_turns = reversible
 
         self.V = nn.Linear(d_model, d_model)
         nn.init.kaiming_uniform_(self.V.weight, a=8)
@@ -97,11 +99,6 @@ class UnICORNN(NonlinearMixer):
         self.w = nn.Parameter(torch.rand(d_model))
         self.c = nn.Parameter(torch.empty(d_model).uniform_(-0.1, 0.1))
         mark(self, "w", "c", float32=True)
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether the backward pass rebuilds the states."""
-        return self.reversible
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y of every step, and the last z and y (b, d_model, 2)."""

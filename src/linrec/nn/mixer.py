@@ -70,8 +70,8 @@ class Mixer(Float32Module):
             A pre-norm block then leaves out the norm before the mixer.
         own_dropout: whether the mixer drops channels of its output itself. A block then leaves out its
             dropout of this output.
-        takes_turns: whether `mix` reads other steps by itself, not by operators alone. `time_parallel` then runs
-            the mixer in one process after another.
+        takes_turns: whether `mix` reads other steps by itself, not by operators alone. `time_parallel` then
+            runs the mixer in one process after another. An attribute of the class or of the mixer.
 
     Example:
         >>> import torch

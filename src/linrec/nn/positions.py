@@ -11,8 +11,9 @@ from torch.nn import functional
 from linrec.nn.parameters import mark
 from linrec.ops.attention import AttentionCache
 from linrec.ops.core.ambient import exporting
-from linrec.ops.core.call import in_turn
+from linrec.ops.core.call import time_is_split
 from linrec.ops.core.loop import blocks, joined
+from linrec.ops.scan import scan
 from linrec.rules import at_least, choice
 
 __all__ = [
@@ -42,17 +43,17 @@ def positions(
         Positions (b, t) and the next step's position (b,), int64.
     """
 
-    def after(seen: Tensor) -> tuple[Tensor, Tensor]:
-        step = torch.arange(time, device=seen.device)
-        begin = -seen[:, None].expand(-1, time)
-        if reset is not None:
-            begin = torch.where(reset, step, begin).cummax(1).values
-        position = step - begin
-        return position, torch.cat([seen[:, None] - 1, position], 1)[:, -1] + 1
-
-    with torch.no_grad():
-        position, last = in_turn("positions", after, seen, [])
-    return position, last
+    if time_is_split():
+        # a count of steps, which is exact in float64
+        ones = torch.ones(len(seen), time, 1, dtype=torch.float64, device=seen.device)
+        count, last = scan(ones[:, :1, :1], ones, state=seen[:, None].to(ones.dtype), reset=reset)
+        return count[..., 0].long() - 1, last[:, 0].long()
+    step = torch.arange(time, device=seen.device)
+    begin = -seen[:, None].expand(-1, time)
+    if reset is not None:
+        begin = torch.where(reset, step, begin).cummax(1).values
+    position = step - begin
+    return position, torch.cat([seen[:, None] - 1, position], 1)[:, -1] + 1
 
 
 class AttentionState(NamedTuple):

@@ -73,7 +73,9 @@ class Part:
         zeros = torch.zeros_like(_flat(start))
         numbers = [zeros[..., :1], zeros]
         if self.place is not None:
-            numbers = [self._sealed(_flat(x), tensors[-1]) for x in self.recurrence.summary(tensors)]
+            through, added = (_flat(x) for x in self.recurrence.summary(tensors))
+            # infinite, not zero: in the backward pass, zero times NaN is NaN
+            numbers = [self._sealed(through, tensors[-1], math.inf), self._sealed(added, tensors[-1])]
         gathered = self.ranks.gather(torch.cat(numbers, -1))
         through, added = self._ordered(gathered).split([1, zeros.shape[-1]], -1)
         states, final = _over_parts(through, added, start, reverse=False)
@@ -99,14 +101,14 @@ class Part:
     def _ordered(self, gathered: list[Tensor]) -> Tensor:
         return torch.stack([gathered[rank] for rank in self.order], 1)
 
-    def _sealed(self, leaving: Tensor, reset: Tensor | None) -> Tensor:
-        """Zero the state that leaves this segment (b, rows, columns) if a reset separates the next segment.
+    def _sealed(self, leaving: Tensor, reset: Tensor | None, value: float = 0) -> Tensor:
+        """Replace what leaves this segment (b, rows, columns) if a reset separates the next segment.
 
         Only needed in reverse: forward in time, the next segment contains the reset and discards the state.
         """
         if reset is None or not self.call.reverse or self.place == len(self.order) - 1:
             return leaving
-        return leaving.masked_fill(reset[:, :1, None], 0)
+        return leaving.masked_fill(reset[:, :1, None], value)
 
 
 class Joined(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linrec.ops.core.call import Call as OperatorCall
 from linrec.ops.core.call import Result, TimeSplit, handling, unhandled
+from linrec.ops.core.precision import without_autocast
 from linrec.parallel.halos import halo
 from linrec.parallel.operators import OPERATORS
 from linrec.parallel.ranks import Ranks
@@ -92,7 +93,9 @@ class TimeParallel(TimeSplit):
 
     def run(self, call: OperatorCall) -> Result:
         """Run a call on this rank's segment."""
-        return self._run(OPERATORS[call.operator.name], call)
+        # as where operators run in one process
+        with without_autocast(getattr(call.inputs, call.operator.sequence).device.type):
+            return self._run(OPERATORS[call.operator.name], call)
 
     def halo(self, x: Tensor, state: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the inputs before this rank's first step, and before the end of the sequence."""

@@ -1,7 +1,7 @@
 """One call on all ranks: its agreement, and exchanges of tensors with gradients.
 
-Gradients of an exchange are an exchange in the opposite direction, for which every rank must arrive. So what a
-rank gathers depends on all inputs of its call, even if it has no steps, and its outputs depend on what was
+Gradients of an exchange are an exchange in the opposite direction, for which every rank must arrive. So what
+a rank gathers depends on all inputs of its call, even if it has no steps, and its outputs depend on what was
 gathered (`tied`), even if it is the first rank, which needs nothing from the others.
 """
 
@@ -152,5 +152,5 @@ class _Tied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # a gradient of None still runs the backward pass of the exchange, but leaves a given tensor without any
+        # None still runs the backward pass of the exchange, but would leave a given tensor without a gradient
         return gradient, None, *(None if x is None else torch.zeros_like(x) for x in ctx.saved_tensors)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from linrec.ops.core.call import Call, Result
 from linrec.ops.core.isolation import documents
 from linrec.parallel import carry
+from linrec.parallel.caches import attention
 from linrec.parallel.halos import halo
 from linrec.parallel.meeting import Meeting, meet
 from linrec.parallel.ranks import Ranks
@@ -57,10 +59,10 @@ def _elementwise(ranks: Ranks, call: Call) -> Result:
 
 
 def _delta_rule(ranks: Ranks, call: Call) -> Result:
-    """Run the delta rule: S_out = M S_in + B and y_t = S_in^T q~_t + y_t from zeros, with q~_t = M_{1..t}^T q_t.
+    """Run the delta rule: S_out = M S_in + B and y_t = S_in^T q~_t + y_t of S_in = 0, q~_t = M_{1..t}^T q_t.
 
-    The columns of S evolve independently. So one call on values [v | 0] from the state [0 | I] returns outputs
-    [y | q~] and the state [B | M]. After a reset, q~ and M are zeros.
+    The columns of S evolve independently. So one call on values [v | 0] from the state [0 | I] returns
+    outputs [y | q~] and the state [B | M]. After a reset, q~ and M are zeros.
     """
     given, start = call.inputs, _start(call)
     meeting = _meet(ranks, call, start)
@@ -72,7 +74,7 @@ def _delta_rule(ranks: Ranks, call: Call) -> Result:
         begin = torch.cat([torch.zeros_like(start), identity], -1)
     y, last = call.operator.run(given._replace(v=own, state=begin), call.backend)
     # the first rank with steps knows its initial state, so its map is a constant
-    last = torch.nn.functional.pad(last, (0, dv + dk - last.shape[-1]))
+    last = functional.pad(last, (0, dv + dk - last.shape[-1]))
     gathered = meeting.gather(given, last, meeting.cuts(given.reset, start))
     state = entering = start
     for rank in meeting.order:
@@ -106,9 +108,40 @@ def _short_conv(ranks: Ranks, call: Call) -> Result:
     return y, final
 
 
+def _selective_scan(ranks: Ranks, call: Call) -> Result:
+    """Run the selective scan: h_out = exp(A sum_t dt_t) h_in + B, with B by a run from zeros.
+
+    The first rank with steps runs once, from its initial state, and its map is a constant.
+    """
+    given, start = call.inputs, _start(call)
+    meeting = _meet(ranks, call, start)
+    begin = start if meeting.is_first else torch.zeros_like(start)
+    y, last = call.operator.run(given._replace(state=begin), call.backend)
+    # added in the precision of the state: a sum in half precision would lose most steps
+    cut = meeting.cuts(given.reset, start)
+    elapsed = given.dt.sum(1, dtype=start.dtype).masked_fill(cut[:, None], 0)
+    gathered = meeting.gather(given, last, elapsed, cut)
+    state = entering = start
+    for rank in meeting.order:
+        if rank == ranks.rank:
+            entering = state
+        added, elapsed, cut = gathered[rank]
+        if rank == meeting.order[0]:
+            state = added
+            continue
+        decay = torch.exp(given.A.to(start.dtype) * elapsed[..., None])
+        state = decay * state.masked_fill(cut[:, None, None] != 0, 0) + added
+    if not meeting.is_first:
+        y, _ = call.operator.run(given._replace(state=entering), call.backend)
+    return meeting.tied(y, gathered, given.state), state
+
+
 OPERATORS: Mapping[str, Callable[[Ranks, Call], Result]] = {
     "scan": _elementwise,
     "gate_loop": _elementwise,
     "delta_rule": _delta_rule,
     "short_conv": _short_conv,
+    "selective_scan": _selective_scan,
+    "softmax_attention": attention,
+    "laplace_attention": attention,
 }

@@ -176,14 +176,13 @@ class Ranks:
         device, where = leaves(tree)[0].device, {"group_src": of, "group": self.group}
         described = [_described(tree)]
         dist.broadcast_object_list(described, device=self._device(device), **where)
-        mine = of == self.rank
-        tree = map_tree(
-            lambda x: x.detach().contiguous() if mine else torch.empty_like(x, device=device),
-            tree if mine else described[0],
-        )
+        if of == self.rank:
+            tree = map_tree(lambda x: x.detach().contiguous(), tree)
+        else:
+            tree = map_tree(lambda x: torch.empty_like(x, device=device), described[0])
         for x in _to_send(tree):
             dist.broadcast(x, **where)
-            self.sent += x.nbytes if mine else 0
+            self.sent += x.nbytes if of == self.rank else 0
         return tree
 
     def _device(self, device: torch.device) -> torch.device:
@@ -212,7 +211,8 @@ def _numbers(call: Call) -> list[int]:
 def _call(numbers: Sequence[int]) -> Call:
     """Return the call of these integers."""
     name = b"".join(word.to_bytes(8, "big") for word in numbers[-NAME // 8 :]).decode().rstrip()
-    return Call(*numbers[:2], name, *numbers[2 : -NAME // 8])
+    number, backward, *others = numbers[: -NAME // 8]
+    return Call(number, backward, name, *others)
 
 
 _CALLS: WeakKeyDictionary[dist.ProcessGroup, itertools.count] = WeakKeyDictionary()

@@ -1,8 +1,8 @@
 """Turns: any function with a state runs on one rank after another.
 
-Rank r waits for the state of rank r - 1, runs its steps, and sends its state on. Backward, the gradients of the
-states go the opposite way. This is exact for every recurrence, and as slow as one process, because all other ranks
-wait. The layers around it still run in parallel.
+Rank r waits for the state of rank r - 1, runs its steps, and sends its state on. Backward, the gradients of
+the states go the opposite way. This is exact for every recurrence, and as slow as one process, because all
+other ranks wait. The layers around it still run in parallel.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +59,7 @@ class _Entered(torch.autograd.Function):
 
     Call: token, *state = _Entered.apply(meeting, token, state, start, *start, *given)
 
-    Autograd knows no path from the state of another process to `given` and to the token, so they are arguments.
+    Autograd knows no path from the state of another process to `given` and the token, so they are arguments.
     `_Left` depends on the returned token, so that this function runs backward in any case.
     """
 

@@ -64,7 +64,7 @@ def make_fabric(config: LoopConfig) -> Fabric:
     if processes == 1:
         if config.time_parallel > 1:
             raise ConfigError(
-                f"`loop.time_parallel` = {config.time_parallel} needs as many processes; got a single process. "
+                f"`loop.time_parallel` = {config.time_parallel} needs as many processes; got a single one. "
                 f"Start them with torchrun --nproc-per-node {config.time_parallel} -m linrec train ..."
             )
         # torchrun may start a single process, which then does all of the work
@@ -115,14 +115,18 @@ class Grid(NamedTuple):
         time, others = batch.targets.shape[-1], (batch.lengths, batch.source)
         if batch.targets.dim() != 2 or time % self.columns or any(x is not None for x in others):
             raise ConfigError(
-                f"`loop.time_parallel` = {self.columns} needs a language model, and sequences whose length is "
-                f"a multiple of it; got targets of shape {tuple(batch.targets.shape)}."
+                f"`loop.time_parallel` = {self.columns} needs a language model, and sequences whose length "
+                f"is a multiple of it; got targets of shape {tuple(batch.targets.shape)}."
             )
-        return Batch(*(x if x is None else part(x, group=self.group) for x in batch))
+        steps = {name: part(x, group=self.group) for name, x in batch._asdict().items() if x is not None}
+        return batch._replace(**steps)
 
     def split(self) -> AbstractContextManager[Any]:
         """Return the context in which a model runs on `part`, forward and backward."""
         return nullcontext() if self.columns == 1 else time_parallel(self.group)
+
+
+ALONE = Grid()
 
 
 def make_grid(fabric: Fabric, columns: int) -> Grid:
@@ -132,7 +136,7 @@ def make_grid(fabric: Fabric, columns: int) -> Grid:
         return Grid(rows, row)
     device = fabric.device.type
     # ranks compare their calls through gloo, for which the host does not wait for the GPU
-    backend = {"time": "cpu:gloo,cuda:nccl"} if device == "cuda" else None
+    backend: Any = {"time": "cpu:gloo,cuda:nccl"} if device == "cuda" else None
     mesh = distributed.init_device_mesh(
         device, (rows, columns), mesh_dim_names=("data", "time"), backend_override=backend
     )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
 from linrec.lab.train.data import on_device, stream_order
-from linrec.lab.train.fabric import Fabric, Grid, any_process, gathered, make_grid, summed
+from linrec.lab.train.fabric import ALONE, Fabric, Grid, any_process, gathered, make_grid, summed
 from linrec.lab.train.optim import gradient_norm
 from linrec.models import Block, ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
@@ -173,7 +173,7 @@ def train_step(
     accumulate: int = 1,
     clip_norm: float | None = None,
     carried: Carried | None = None,
-    grid: Grid = Grid(),
+    grid: Grid = ALONE,
 ) -> None:
     """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
 

@@ -78,7 +78,8 @@ def slstm_steps(
         check_shape(name, part, "(b, h, d)", (batch, heads, size), "Pass this batch's state.")
 
     def run(state: Sequence[Tensor]) -> tuple[Tensor, Ends]:
-        given = Steps(Wx, R, *state, reset, sigmoid)
+        hidden, cell, normalizer, largest = state
+        given = Steps(Wx, R, hidden, cell, normalizer, largest, reset, sigmoid)
         y, end = choose("slstm_steps", BACKENDS, given, Wx.device.type, "auto", backend).run(given)
         return y, end
 

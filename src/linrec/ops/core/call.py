@@ -258,14 +258,14 @@ class TimeSplit(ABC):
 
     def __call__(self, call: Call, proceed: Callable[[], Result]) -> Result:
         """Run the call, or pass through to its inner calls."""
-        if call.operator.name in self.operators:
-            return self.run(call)
-        if call.operator.composed:
-            return proceed()
         operator, inputs = call.operator, call.inputs
-        state = inputs.state
         if not getattr(inputs, "causal", True):
             refuse_split_time(operator.name)
+        if operator.name in self.operators:
+            return self.run(call)
+        if operator.composed:
+            return proceed()
+        state = inputs.state
         if state is None and operator.state is not None:
             shape, dtype = operator.state(inputs)
             state = getattr(inputs, operator.sequence).new_zeros(shape, dtype=dtype)
