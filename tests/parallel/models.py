@@ -9,6 +9,7 @@ from linrec import mixers
 from linrec.models import (
     Bidirectional,
     LanguageModel,
+    MemoryConfig,
     ModelConfig,
     SequenceClassifier,
     SequenceClassifierConfig,
@@ -42,7 +43,8 @@ def case_every_mixer():
             continue
         mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double().eval()
         x = torch.randn(2, TIME, D_MODEL, dtype=torch.float64)
-        _, state = mixer(x)
+        # three ranks begin without a state
+        state = None if dist.get_world_size() == 3 else mixer(x)[1]
         states = {f"state {i}": y.detach() for i, y in enumerate(leaves(state)) if not is_count(y)}
 
         def run(x, reset, mixer=mixer, state=state, names=tuple(states), **given):
@@ -76,9 +78,9 @@ def case_what_needs_all_steps_is_refused():
             function(x)
 
 
-def model_and_tokens(mixer="gate_loop"):
-    model = LanguageModel(ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=mixer)).double()
-    return model, torch.randint(7, (2, 2 * TIME + 1))
+def model_and_tokens(mixer="gate_loop", **options):
+    config = ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=mixer, **options)
+    return LanguageModel(config).double(), torch.randint(7, (2, 2 * TIME + 1))
 
 
 def gradients(model, sum_over_ranks):
@@ -91,13 +93,31 @@ def loss_of(logits, targets, count):
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
 
-def case_language_model_in_two_pieces():
+# the mixers of the presets and of hybrids, and memories across the stack
+MODELS = [
+    {"mixer": mixer}
+    for mixer in (
+        *("gate_loop", "hgru", "hyena", "s4", "s5_hyena"),
+        *(("hawk", "attention"), ("mamba", "attention"), ("h3", "attention"), ("mlstm", "slstm")),
+        *(("base_conv", "linear_attention"), ("gated_delta_net", "attention")),
+    )
+]
+MODELS += [
+    {"mixer": "gru", "memory": MemoryConfig(kind=kind, segment_length=4)}
+    for kind in ("recurrent_memory", "memformer", "temporal_latent_bottleneck", "token_turing_machine")
+]
+
+
+def case_language_models_in_two_pieces():
     """Each piece is split over ranks, and the state between them has its gradient."""
-    for mixer in ("gate_loop", "hgru"):
-        model, tokens = model_and_tokens(mixer)
+    for options in MODELS:
+        model, tokens = model_and_tokens(**options)
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        logits, state = model(inputs)
-        loss = loss_of(logits, targets, targets.numel())
+        state, losses = None, []
+        for now, then in zip(inputs.split(TIME, 1), targets.split(TIME, 1), strict=True):
+            logits, state = model(now, state)
+            losses.append(loss_of(logits, then, targets.numel()))
+        loss = sum(losses)
         loss.backward()
         expected = gradients(model, sum_over_ranks=False)
 
@@ -106,12 +126,12 @@ def case_language_model_in_two_pieces():
             for now, then in zip(inputs.split(TIME, 1), targets.split(TIME, 1), strict=True):
                 y, mine = model(part(now), mine)
                 losses.append(loss_of(y, part(then), targets.numel()))
-        sum(losses).backward()
-        same(total(sum(losses).detach()), loss.detach(), "loss")
-        for layer, other in zip(mine, state, strict=True):
-            same(layer, other, "state")
+            sum(losses).backward()
+        same(total(sum(losses).detach()), loss.detach(), f"loss of {options}")
+        for layer, other in zip(leaves(mine), leaves(state), strict=True):
+            same(layer.detach(), other.detach(), f"state of {options}")
         for name, gradient in gradients(model, sum_over_ranks=True).items():
-            same(gradient, expected[name], f"gradient of {name}")
+            same(gradient, expected[name], f"gradient of {name} of {options}")
 
 
 def case_checkpointing():

@@ -240,6 +240,7 @@ class TimeSplit(ABC):
     def run(self, call: Call) -> Result:
         """Run a call of a supported operator."""
 
+    @abstractmethod
     def halo(self, x: Tensor, state: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the n inputs before this process's steps, and the last n inputs of the whole sequence.
 
@@ -248,13 +249,12 @@ class TimeSplit(ABC):
             state: the n inputs before the sequence (b, n, c).
             reset: None or (b, t).
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def in_turn(
         self, name: str, run: Callable[[Tree], tuple[Any, Tree]], state: Tree, given: Iterable[Any]
     ) -> tuple[Any, Tree]:
         """Run a function of the state on one process after another; see `in_turn`."""
-        raise NotImplementedError
 
     def __call__(self, call: Call, proceed: Callable[[], Result]) -> Result:
         """Run the call, or pass through to its inner calls."""
