@@ -782,6 +782,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "learned decay": {"zero_init": False, "decay": "learned", "bonus": False, "shift_rank": 2},
         "without shift and norm": {"zero_init": False, "token_shift": "none", "output_norm": False},
     },
+    "rwkv7": {
+        "paper": {"zero_init": False, "decay_rank": 3, "rate_rank": 2, "gate_rank": 3},
+        "heads": {"zero_init": False, "n_heads": 2, "decay_rank": 2, "rate_rank": 2, "gate_rank": 2},
+    },
     "s4": {
         "paper": {"d_state": 6},
         "Fourier": {"init": "fout", "d_state": 4, "discretization": "zoh", "output": "glu"},

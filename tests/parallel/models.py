@@ -71,6 +71,7 @@ REFUSED = {
     "rwkv4": "rwkv4",
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",
+    "rwkv7": "token_shift",
     "s4": "dplr_ssm",
     "s5_hyena": "short_conv",
     "sgconv": "long_conv",

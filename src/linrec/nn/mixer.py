@@ -19,10 +19,12 @@ from linrec.ops.core.checks import visible
 from linrec.rules import at_least, typed
 from linrec.trees import leaves, map_tree
 
-__all__ = ["Mixer", "State", "Transitions"]
+__all__ = ["Mixer", "State", "Transitions", "Values"]
 
 # a tensor, a (named) tuple of states, or None
 State: TypeAlias = Any
+Values: TypeAlias = tuple[Tensor, ...]
+"""The values of the first layer of a stack (b, t, ...), or nothing in the first layer itself."""
 M = TypeVar("M", bound="Mixer")
 
 
@@ -66,6 +68,8 @@ class Mixer(Float32Module):
             of steps, counted over resets; None for other mixers. `init_state` then takes `position`, the step
             of the stream at which the state starts, and `state_size` counts the largest state.
         takes_dt: whether steps may be irregular. `mix` then has a last argument `dt`, None by default.
+        takes_values: whether layers of a stack read the values of the first layer. `mix` then has a last
+            argument `values`, None by default. With values, it returns (state, values) for the state.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
         own_dropout: whether the mixer drops channels of its output itself. A block then leaves out its
@@ -84,6 +88,7 @@ class Mixer(Float32Module):
     recurrence: str | None = None
     of_one_input: tuple[str, ...] = ()
     takes_dt: bool = False
+    takes_values: bool = False
     own_norm: bool = False
     own_dropout: bool = False
     segment_length: int | None = None
@@ -120,6 +125,7 @@ class Mixer(Float32Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
+        values: Values | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Check the inputs, and mix `x` over time.
 
@@ -131,9 +137,12 @@ class Mixer(Float32Module):
             dt: (b, t), positive: the time since the previous step of the row, and at the first step since the
                 state was left. 1 is the length of a regular step, and None means 1. Only for mixers with
                 `takes_dt`. Values are checked on the CPU only, because reading them would wait for a device.
+            values: values of the first layer of a stack, which passes them on. Only for mixers with
+                `takes_values`; None for a layer alone.
 
         Returns:
-            y (b, t, d_model) and the state after the last step.
+            y (b, t, d_model) and the state after the last step; with `values`, (state, values to pass on) in
+            its place.
         """
         self.check_input(x, reset, dt)
         self.check_causal(state)
@@ -141,6 +150,8 @@ class Mixer(Float32Module):
         if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
+        if values is not None:
+            return checked_output(self, mix(x, state, reset, values=values), x)
         return checked_output(self, mix(x, state, reset) if dt is None else mix(x, state, reset, dt), x)
 
     def check_causal(self, state: State) -> None:
