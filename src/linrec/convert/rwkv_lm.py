@@ -59,21 +59,20 @@ def layout(config: ModelConfig) -> Iterator[Piece]:
     size = config.vocab_size, config.d_model
     yield same("emb.weight", "embedding.weight", *size)
     yield same("head.weight", "head.weight", *size)
-    if config.mixer == "rwkv7":
-        for layer in range(config.n_layers):
-            block = f"blocks.{layer}."
-            yield from within(f"{block}att.", f"{block}mixer.", _time_mixing_7(config, layer))
-            shares = same("x_k", "shift.mu.0", 1, 1, config.d_model, changes=[VECTOR])
-            yield from within(f"{block}ffn.", f"{block}channel_mixing.", channel_mixing_7(config, shares))
-        yield from norms(config, "blocks.", "ln_out", "ln0")
-        return
     mixers = {"rwkv4": time_mixing_4, "rwkv5": _time_mixing_5, "rwkv6": _time_mixing_6}
     share = "time_maa_" if config.mixer == "rwkv6" else "time_mix_"
     for layer in range(config.n_layers):
         block = f"blocks.{layer}."
-        yield from within(f"{block}att.", f"{block}mixer.", mixers[str(config.mixer)](config))
-        shares = share + "k", share + "r"
-        yield from within(f"{block}ffn.", f"{block}channel_mixing.", channel_mixing(config, shares))
+        if config.mixer == "rwkv7":
+            time = _time_mixing_7(config, layer)
+            channels = channel_mixing_7(
+                config, same("x_k", "shift.mu.0", 1, 1, config.d_model, changes=[VECTOR])
+            )
+        else:
+            time = mixers[str(config.mixer)](config)
+            channels = channel_mixing(config, (share + "k", share + "r"))
+        yield from within(f"{block}att.", f"{block}mixer.", time)
+        yield from within(f"{block}ffn.", f"{block}channel_mixing.", channels)
     yield from norms(config, "blocks.", "ln_out", "ln0")
 
 

@@ -19,8 +19,10 @@ A B has low rank, with f = tanh in lora_w, a sigmoid in lora_g, which has no lam
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -109,8 +111,8 @@ class RWKV7(Mixer):
     ) -> None:
         super().__init__(d_model)
         ranks = {"w": decay_rank, "a": rate_rank, "v": value_rank, "g": gate_rank}
-        names = ("decay_rank", "rate_rank", "value_rank", "gate_rank")
-        at_least(1, or_none=True, **dict(zip(names, ranks.values(), strict=True)))
+        at_least(1, decay_rank=decay_rank, rate_rank=rate_rank, or_none=True)
+        at_least(1, value_rank=value_rank, gate_rank=gate_rank, or_none=True)
         positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.ranks = {name: _rank(d_model, RANKS[name]) if r is None else r for name, r in ranks.items()}
@@ -136,6 +138,18 @@ class RWKV7(Mixer):
         nn.init.zeros_(A.weight)
         nn.init.orthogonal_(B.weight, gain=0.1 * max(1.0, math.sqrt(rank / self.d_model)))
         return nn.Sequential(A, f, B)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
+        values: Values | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Return y and the state, as every mixer; with `values`, (state, values of the first layer)."""
+        return self.checked(x, state, reset, dt, **({} if values is None else {"values": values}))
 
     def mix(
         self, x: Tensor, state: State, reset: Tensor | None, values: Values | None = None
@@ -185,10 +199,12 @@ class RWKV7(Mixer):
         within = 2 * (torch.arange(d) % self.d_head) / max(self.d_head - 1, 1) - 1
         zigzag, linear = within * within.abs(), along - 0.5
         self.shift.start([1 - ramp(d, power * place.height) for power in POWERS.values()])
-        self.w[2].bias.copy_(-5.5 + 6 * along ** (1 + place.depth**0.3) + 2.5 * zigzag)
-        self.a[2].bias.copy_(-0.19 + 0.3 * zigzag + 0.4 * linear)
+        starts = [(self.w, -5.5 + 6 * along ** (1 + place.depth**0.3) + 2.5 * zigzag)]
+        starts.append((self.a, -0.19 + 0.3 * zigzag + 0.4 * linear))
         if self.residual is not None:
-            self.residual[2].bias.copy_(0.73 - 0.4 * linear)
+            starts.append((self.residual, 0.73 - 0.4 * linear))
+        for lora, start in starts:
+            cast(nn.Linear, lora[2]).bias.copy_(start)
         self.xi.copy_(0.71 - 0.1 * linear)
         self.alpha.fill_(1.02)
         self.rho.fill_(-0.04)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -246,7 +246,7 @@ class LanguageModel(RestoredModule):
             x, after = run_reversible(blocks, x, state, reset=reset, dt=dt, keep_state=keep_state)
             return self.norm(x), after
         inputs: list[Tensor] = []
-        over = {"reset": reset, "dt": dt, "keep_state": keep_state, "memory": memory}
+        over: dict[str, Any] = {"reset": reset, "dt": dt, "keep_state": keep_state, "memory": memory}
         seen = inputs if every_layer else None
         x, states = run_blocks(self.blocks, x, state, run_of=self._run_of, inputs=seen, **over)
         y = self.norm(x)
@@ -266,7 +266,7 @@ class LanguageModel(RestoredModule):
             layers: range, x: Tensor, states: tuple[State, ...], reset: Tensor | None
         ) -> tuple[Tensor, tuple[State, ...]]:
             blocks = [self.blocks[layer] for layer in layers]
-            over = {"reset": reset, "keep_state": keep_state}
+            over: dict[str, Any] = {"reset": reset, "keep_state": keep_state}
             return run_blocks(blocks, x, states, run_of=self._run_of, **over)
 
         y, after = pooling(self._prepared(x), state, reset, run)

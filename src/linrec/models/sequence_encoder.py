@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -169,7 +169,7 @@ class SequenceEncoder(nn.Module):
             blocks = cast(list[ReversibleBlock], self._blocks)
             y, _ = run_reversible(blocks, y, [None] * len(blocks), reset=reset, dt=dt, keep_state=False)
             return self.norm(y), valid
-        over = {"reset": reset, "dt": dt, "keep_state": False}
+        over: dict[str, Any] = {"reset": reset, "dt": dt, "keep_state": False}
         y, _ = run_blocks(self.blocks, y, [None] * len(self.blocks), **over)
         return self.norm(y), valid
 

@@ -68,7 +68,7 @@ class Mixer(Float32Module):
             of steps, counted over resets; None for other mixers. `init_state` then takes `position`, the step
             of the stream at which the state starts, and `state_size` counts the largest state.
         takes_dt: whether steps may be irregular. `mix` then has a last argument `dt`, None by default.
-        takes_values: whether layers of a stack read the values of the first layer. `mix` then has a last
+        takes_values: whether layers of a stack read the values of the first layer. `forward` then has an
             argument `values`, None by default. With values, it returns (state, values) for the state.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
@@ -125,7 +125,6 @@ class Mixer(Float32Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
         dt: Float[Tensor, "b t"] | None = None,
-        values: Values | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Check the inputs, and mix `x` over time.
 
@@ -137,22 +136,27 @@ class Mixer(Float32Module):
             dt: (b, t), positive: the time since the previous step of the row, and at the first step since the
                 state was left. 1 is the length of a regular step, and None means 1. Only for mixers with
                 `takes_dt`. Values are checked on the CPU only, because reading them would wait for a device.
-            values: values of the first layer of a stack, which passes them on. Only for mixers with
-                `takes_values`; None for a layer alone.
 
         Returns:
-            y (b, t, d_model) and the state after the last step; with `values`, (state, values to pass on) in
-            its place.
+            y (b, t, d_model) and the state after the last step.
         """
+        return self.checked(x, state, reset, **({} if dt is None else {"dt": dt}))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def checked(
+        self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, State]:
+        """Check the inputs, and return what `mix` returns; `arguments` are its further arguments."""
         self.check_input(x, reset, dt)
         self.check_causal(state)
         # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
-        if values is not None:
-            return checked_output(self, mix(x, state, reset, values=values), x)
-        return checked_output(self, mix(x, state, reset) if dt is None else mix(x, state, reset, dt), x)
+        arguments = arguments if dt is None else {"dt": dt, **arguments}
+        return checked_output(self, mix(x, state, reset, **arguments), x)
 
     def check_causal(self, state: State) -> None:
         """Raise ValueError for a state of a mixer that sees later steps."""
@@ -161,9 +165,6 @@ class Mixer(Float32Module):
                 f"`state` must be None for {type(self).__name__}, whose outputs depend on later steps, so "
                 f"that a sequence cannot be run in pieces; got {type(state).__name__}. Pass it whole."
             )
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y (b, t, d_model) and the state after the last step; `forward` has checked the inputs."""

@@ -20,9 +20,9 @@ LARGEST = 512
 """Largest number of key channels per head: a program holds all of them."""
 
 
-def _kept(given: Matrix, keep: bool) -> tuple[Memory]:
+def _kept(given: Matrix, keep: bool) -> Memory:
     """Return the memory for the chunks' inverses T; the adjoint recomputes all other intermediates."""
-    return (chunks.of_chunks(given.q, chunk_of(given.q, given.log_decay)),)
+    return chunks.of_chunks(given.q, chunk_of(given.q, given.log_decay))
 
 
 def _forward(out: Values, given: Matrix) -> None:

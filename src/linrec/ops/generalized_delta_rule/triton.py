@@ -23,9 +23,8 @@ class Outputs(NamedTuple):
     writes: Tensor
 
 
-def _kept(given: Matrix, keep: bool) -> tuple[Memory, Memory]:
-    memory = chunks.of_chunks(given.q, chunk_of(given.q, given.log_decay, most=SMALL))
-    return memory, memory
+def _kept(given: Matrix, keep: bool) -> Memory:
+    return chunks.of_chunks(given.q, chunk_of(given.q, given.log_decay, most=SMALL))
 
 
 def _forward(out: Outputs, given: Matrix) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import Operator, Space
 from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported, name_of
-from linrec.ops.core.kernel import Differentiable, Gradients, In, Memory, Out, by_autograd, kernel_op, like
+from linrec.ops.core.kernel import Differentiable, Gradients, In, Memory, by_autograd, kernel_op, like
 from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
 
 
@@ -89,25 +89,26 @@ def kernel(
     name: str,
     inputs: type[In],
     twin: Callable[[In], tuple[Tensor, Tensor]],
-    kept: Callable[[In, bool], Sequence[Memory]],
+    kept: Callable[[In, bool], Memory],
     forward: Callable[[Any, In], None],
     adjoint: Callable[[Gradients, In, Any, Any], None],
     *,
-    outputs: type[Out] = Values,  # type: ignore[assignment]
+    outputs: type[Any] = Values,
     output: Callable[[Any], Memory | Tensor] = lambda given: like(given.v),
-) -> Differentiable[In, Out]:
+) -> Differentiable[In, Any]:
     """Return a kernel of matrix states and its adjoint as a function; see `kernel_op`.
 
     `outputs` are y, the last state, and tensors that are saved for the adjoint. `kept` returns the memory of
-    the saved tensors, and `output` the memory of y.
+    each saved tensor, and `output` the memory of y.
     """
+    saved = outputs._fields[2:]
 
     def memory(given: Any, keep: bool) -> tuple[Memory | Tensor, ...]:
-        return output(given), like(given.state), *kept(given, keep)
+        return output(given), like(given.state), *[kept(given, keep)] * len(saved)
 
     return kernel_op(
-        name, inputs, outputs, memory, forward, adjoint, again=by_autograd(twin), batch="q",
-        kept=outputs._fields[2:], follows={"last": "state"},  # type: ignore[attr-defined]
+        name, inputs, outputs, memory, forward, adjoint,
+        again=by_autograd(twin), batch="q", kept=saved, follows={"last": "state"},
     )  # fmt: skip
 
 

@@ -22,10 +22,10 @@ ABOUT = "a loop over time, with states in the caches of threads"
 _ENTRIES = 8
 
 
-def _kept(given: Matrix, keep: bool) -> tuple[Memory]:
+def _kept(given: Matrix, keep: bool) -> Memory:
     (batch, _, heads, dk), dv = given.q.shape, given.v.shape[-1]
     chunks = math.ceil(given.q.shape[1] / chunk_size(given.q, given.v)) if keep else 0
-    return (Memory((batch, heads, chunks, dk, dv), given.q.dtype),)
+    return Memory((batch, heads, chunks, dk, dv), given.q.dtype)
 
 
 def _lanes(q: Tensor, v: Tensor) -> launch.Lanes:

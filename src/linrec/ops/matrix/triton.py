@@ -377,10 +377,10 @@ def of_chunks(q: Tensor, chunk: int, *, heads: int | None = None) -> Memory:
     return Memory((batch, all_heads if heads is None else heads, -(-time // chunk), chunk, chunk), q.dtype)
 
 
-def _kept(given: Matrix, keep: bool) -> tuple[Memory]:
+def _kept(given: Matrix, keep: bool) -> Memory:
     """Return the memory of the chunks' matrices A, saved if decays are per channel."""
     per_head = given.log_decay is None or given.log_decay.shape[-1] == 1
-    return (of_chunks(given.q, CHUNK, heads=0 if per_head else None),)
+    return of_chunks(given.q, CHUNK, heads=0 if per_head else None)
 
 
 def _forward(out: Values, given: Matrix) -> None:

@@ -346,12 +346,13 @@ def backward(  # type: ignore[no-untyped-def]
             chunk = chunks - one - after
             t0 = chunk * size
             t1 = min(t0 + size, time)
-            place = chunk, row, head, lo, hi, t0, t1
-            _refill(k, v, beta, reads, writes, a, cut, starts, D, e, S, w, *place)
+            _refill(
+                k, v, beta, reads, writes, a, cut, starts, D, e, S, w, chunk, row, head, lo, hi, t0, t1
+            )  # fmt: skip
             place = chunk, block, row, head, lo, hi, t0, t1
             if reads.size > 0:
-                gradients = dq, dk, dv, dr, dw, ddecay
-                _erasing_adjoint(q, k, v, reads, writes, a, cut, D, e, dy, *gradients, G, w, u, *place)
+                erasing = dq, dk, dv, dr, dw, ddecay
+                _erasing_adjoint(q, k, v, reads, writes, a, cut, D, e, dy, *erasing, G, w, u, *place)
             else:
                 gradients = dq, dk, dv, dbeta, ddecay, dphase
                 _adjoint(q, k, beta, a, cut, D, e, dy, *gradients, G, w, u, *place)
