@@ -9,8 +9,8 @@
     o_t = S_t^T q_t
     y_t = W_o (g(x_t) * RMSNorm(o_t))
 
-x input, q query, k key, v value, M second moment of a key channel and m the preconditioner made of it, from 1 /
-squash to squash; alpha and alpha' decays, beta and beta' writing strengths of a head, A = exp(A_log), b_dt
+x input, q query, k key, v value, M second moment of a key channel, m its preconditioner, from 1 / squash to
+squash; alpha and alpha' decays, beta and beta' writing strengths of a head, A = exp(A_log), b_dt
 (dt_bias), their twins, and c learned numbers of a head, S state, o output of a head, y output, g a gate, conv
 a causal convolution of a few steps, t time.
 """
