@@ -82,7 +82,7 @@ FAMILIES = (
     Family(
         "Delta rule",
         "The state of a head is a matrix, and each step corrects the value that it stores under a key.",
-        ("delta_rule",),
+        ("delta_rule", "generalized_delta_rule"),
     ),
     Family(
         "Vector states",

@@ -23,8 +23,9 @@ from jaxtyping import TypeCheckError, install_import_hook
 with install_import_hook("linrec", "beartype.beartype"):
     from linrec import mixers, models, nn, ops
     from linrec.testing import (
-        delta_rule_inputs, diagonal_ssm_inputs, dplr_ssm_inputs, gate_loop_inputs, long_conv_inputs,
-        nonlinear_scan_inputs, reset_mask, scan_inputs, selective_scan_inputs, short_conv_inputs
+        delta_rule_inputs, diagonal_ssm_inputs, dplr_ssm_inputs, gate_loop_inputs,
+        generalized_delta_rule_inputs, long_conv_inputs, nonlinear_scan_inputs, reset_mask, scan_inputs,
+        selective_scan_inputs, short_conv_inputs
     )
 
 reset = reset_mask(2, 9)
@@ -54,6 +55,7 @@ for groups in (None, 3):
     ops.selective_scan(**selective_scan_inputs(2, 9, 6, 4, groups=groups), reset=reset)
 for decay in ("bthk", "bth", "h", None):
     ops.delta_rule(**delta_rule_inputs(2, 9, 3, 4, 5, log_decay=decay), reset=reset)
+    ops.generalized_delta_rule(**generalized_delta_rule_inputs(2, 9, 3, 4, 5, log_decay=decay), reset=reset)
 for name in mixers.names():
     y, state = mixers.build(name, 8)(torch.randn(2, 9, 8), reset=reset)
     mixers.build(name, 8)(y, state)

@@ -21,6 +21,7 @@ from linrec.ops import (
     dplr_ssm,
     gate_loop,
     gate_loop_attention,
+    generalized_delta_rule,
     laplace_attention,
     long_conv,
     nonlinear_scan,
@@ -40,6 +41,7 @@ from linrec.testing import (
     diagonal_ssm_inputs,
     dplr_ssm_inputs,
     gate_loop_inputs,
+    generalized_delta_rule_inputs,
     generator,
     long_conv_inputs,
     nonlinear_scan_inputs,
@@ -319,6 +321,17 @@ OPERATORS = {
         },
         ("q", "k", "v", "beta", "log_decay"),
         bounds={"beta": (0.0, 2.0)},
+    ),
+    "generalized_delta_rule": Operator(
+        generalized_delta_rule,
+        lambda time, **arguments: generalized_delta_rule_inputs(2, time, 2, 3, 2, **arguments),
+        {
+            "RWKV-7": {},
+            "without decay": {"log_decay": None},
+            "per head": {"log_decay": "bth"},
+            "constant": {"log_decay": "h"},
+        },
+        ("q", "k", "v", "r", "w", "log_decay"),
     ),
     "selective_scan": Operator(
         selective_scan,

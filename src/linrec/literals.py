@@ -16,19 +16,20 @@ SplitName: TypeAlias = Literal["train", "validation", "test"]
 # fmt: off
 MixerName: TypeAlias = Literal[
     # table: mixer_literal
-    "aft", "antisymmetric_rnn", "attention", "base_conv", "block_recurrent", "block_state", "cfc",
+    "aft", "antisymmetric_rnn", "attention", "base_conv", "block_recurrent", "block_state", "cfc", "comba",
     "compressive_transformer", "cornn", "ctrnn", "decaying_fast_weights", "delta_delta_net", "delta_lstm",
     "delta_net", "dlr", "dss", "e_lstm", "elman", "eu_rnn", "exp_rnn", "falcon_h1", "fast_grnn", "fast_rnn",
-    "flash_gau", "fnet", "gate_loop", "gate_loop_attention", "gated_delta_net", "gated_delta_product", "gilr",
-    "gla", "gmlp", "gru", "gru_d", "gss", "h3", "hawk", "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn",
-    "infini_attention", "irnn", "jordan", "kda", "lem", "lfm2", "lightning_attention", "linear_attention",
-    "linformer", "lipschitz_rnn", "liquid_s4", "lmu", "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba",
-    "mamba2", "mamba3", "mega", "min_gru", "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn",
-    "ode_fast_weights", "ode_rnn", "on_lstm", "qrnn", "r_transformer", "recurrent_attention_network",
+    "flash_gau", "fnet", "forgetting_transformer", "gate_loop", "gate_loop_attention", "gated_delta_net",
+    "gated_delta_net_2", "gated_delta_product", "gilr", "gla", "gmlp", "gru", "gru_d", "gss", "h3", "hawk",
+    "hgrn2", "hgru", "hippo_rnn", "hyena", "ind_rnn", "infini_attention", "irnn", "jordan", "kda", "lem",
+    "lfm2", "lightning_attention", "linear_attention", "linformer", "lipschitz_rnn", "liquid_s4", "lmu",
+    "lru", "ls_lstm", "lssl", "lstm", "ltc", "mamba", "mamba2", "mamba3", "mega", "mesa_net", "min_gru",
+    "min_lstm", "mlstm", "neural_wave_machine", "nn_rnn", "noisy_rnn", "ode_fast_weights", "ode_rnn",
+    "on_lstm", "preconditioned_delta_net", "qrnn", "r_transformer", "recurrent_attention_network",
     "recurrent_delta_net", "recurrent_positions", "reformer", "relit", "retnet", "rfa", "rg_lru", "rsa",
-    "rwkv4", "rwkv5", "rwkv6", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm", "spacetime", "sru",
-    "srwm", "strongly_typed_rnn", "synthesizer", "tarnn", "tnn", "trans_normer", "transformer_ls",
-    "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
+    "rwkv4", "rwkv5", "rwkv6", "rwkv7", "s4", "s4d", "s5", "s5_hyena", "scornn", "sgconv", "slstm",
+    "spacetime", "sru", "srwm", "strongly_typed_rnn", "synthesizer", "tarnn", "tnn", "trans_normer",
+    "transformer_ls", "transformer_xl", "u_rnn", "unicornn", "wave_rnn", "xlstm_7b",
     # end of table
 ]
 """Names of the mixers of linrec, as `linrec.mixers.names()` lists them."""

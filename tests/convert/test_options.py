@@ -161,6 +161,11 @@ FLA: dict[str, dict[str, Any]] = {
         **{"num_heads": 2, "proj_low_rank_dim": 3, "gate_low_rank_dim": 2},
         **{"norm_first": True, "norm_bias": True, "hidden_act": "sqrelu"},
     },
+    "rwkv7": {
+        **{"head_dim": 4, "decay_low_rank_dim": 3, "gate_low_rank_dim": 2, "a_low_rank_dim": 2},
+        **{"v_low_rank_dim": 2, "norm_first": True, "norm_bias": True, "hidden_act": "sqrelu"},
+        **{"value_dim": None},
+    },
 }
 FLA_COMMON = {
     **{

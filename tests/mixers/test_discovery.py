@@ -105,7 +105,7 @@ def test_a_mixer_has_the_name_of_its_class(name):
         ("Finch", "rwkv6"),
         ("griffin", "'hawk', 'rg_lru' or 'preset(\"griffin\")'"),
         ("xLSTM", "'mlstm', 'slstm' or 'xlstm_7b'"),
-        ("rwkv", "'rwkv4', 'rwkv5' or 'rwkv6'"),
+        ("rwkv", "'rwkv4', 'rwkv5', 'rwkv6' or 'rwkv7'"),
         ("performer", "'linear_attention(feature_map=\"performer\")'"),
         ("perfomer", "'linear_attention(feature_map=\"performer\")'"),
         ("GAU", "'flash_gau(linear=False)'"),

@@ -118,6 +118,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "sliding": True,
         },
     },
+    "comba": {
+        "paper": {"n_heads": 2},
+        "released": {"n_heads": 2, "variant": "released", "conv_size": None, "correction": 0.02},
+        "plain": {"inner_decay": False, "correction": None, "output_gate": False},
+    },
     "compressive_transformer": {
         "paper": {"n_heads": 2, "segment_length": 4, "compression_rate": 2, "init_std": 0.3},
         "mean": {
@@ -190,6 +195,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "linear alone": {"chunk_size": 3, "quadratic": False, "positions": "none", "init_std": 0.5},
     },
+    "forgetting_transformer": {
+        "paper": {"n_heads": 2},
+        "norms and gate": {"n_heads": 2, "qk_norm": True, "output_gate": True, "bias": True},
+    },
     "gate_loop": {
         "paper": {},
         "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
@@ -242,6 +251,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_norm": "rms",
             "norm_eps": 1e-3,
         },
+    },
+    "gated_delta_net_2": {
+        "paper": {"n_heads": 2},
+        "fewer keys": {"n_heads": 2, "qk_heads": 1, "erase": "double_sigmoid", "conv_size": None},
     },
     "gated_delta_product": {
         "paper": {},
@@ -691,6 +704,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     # gates that training has opened: they start as constants
+    "mesa_net": {
+        "paper": {"n_heads": 2, "n_iterations": 8},
+        "gate": {"n_heads": 2, "n_iterations": 4, "output_gate": True, "conv_size": None},
+    },
     "mlstm": {
         # the norm of a head of two channels is the sign of their difference, which rounding may flip
         "paper": {"n_heads": 2, "gate_std": 0.5},
@@ -717,6 +734,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rk4": {"d_hidden": 4, "n_layers": 1, "solver": "rk4", "n_steps": 2},
         "neural ODE": {"d_hidden": 4, "n_layers": 1, "inputs": "field", "solver": "rk4"},
         "midpoint": {"d_hidden": 3, "n_layers": 3, "solver": "midpoint", "n_steps": 3},
+    },
+    "preconditioned_delta_net": {
+        "paper": {"n_heads": 2},
+        "per channel": {"n_heads": 2, "decay": "channel", "conv_size": None, "output_gate": False},
     },
     "qrnn": {
         "paper": {},
@@ -782,6 +803,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"zero_init": False, "n_heads": 2, "token_shift": "learned", "output_gate": False},
         "learned decay": {"zero_init": False, "decay": "learned", "bonus": False, "shift_rank": 2},
         "without shift and norm": {"zero_init": False, "token_shift": "none", "output_norm": False},
+    },
+    "rwkv7": {
+        "paper": {"zero_init": False, "decay_rank": 3, "rate_rank": 2, "gate_rank": 3},
+        "heads": {"zero_init": False, "n_heads": 2, "decay_rank": 2, "rate_rank": 2, "gate_rank": 2},
     },
     "s4": {
         "paper": {"d_state": 6},

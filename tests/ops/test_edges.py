@@ -51,6 +51,7 @@ OPERATORS: dict[str, tuple[Maker, Sizes]] = {
     "gate_loop": (functools.partial(testing.gate_loop_inputs, bonus=True), HEADS),
     "normalized_gate_loop": (normalized_inputs, HEADS),
     "delta_rule": (testing.delta_rule_inputs, HEADS),
+    "generalized_delta_rule": (testing.generalized_delta_rule_inputs, HEADS),
     "selective_scan": (functools.partial(testing.selective_scan_inputs, d_state=4, groups=3), CHANNELS),
     "short_conv": (functools.partial(testing.short_conv_inputs, width=4), CHANNELS),
     "long_conv": (functools.partial(testing.long_conv_inputs, past=7, taps=4), CHANNELS),

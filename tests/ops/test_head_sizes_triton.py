@@ -1,10 +1,16 @@
-"""The chunkwise Triton kernels of both matrix operators at every head size."""
+"""The chunkwise Triton kernels of matrix states at every head size."""
 
 import pytest
 import torch
 
-from linrec.ops import delta_rule, gate_loop
-from linrec.testing import check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
+from linrec.ops import delta_rule, gate_loop, generalized_delta_rule
+from linrec.testing import (
+    check_operator,
+    delta_rule_inputs,
+    gate_loop_inputs,
+    generalized_delta_rule_inputs,
+    reset_mask,
+)
 
 from .triton_process import on_a_gpu, quiet
 
@@ -19,7 +25,7 @@ DECAYS = (None, "bth", "bthk")
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("place", range(len(PAIRS)))
-@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule, generalized_delta_rule])
 def test_head_size(operator, place, dtype):
     dk, dv = PAIRS[place]
     # neighbouring places differ in the kind of decays, lengths and resets
@@ -27,13 +33,14 @@ def test_head_size(operator, place, dtype):
     if place % 5 < 3:
         reset = reset_mask(1, time, rate=0.05, device="cuda")
     shape, gates = (1, time, 2, dk, dv), {"dtype": dtype, "seed": place, "log_decay": decay}
-    if operator is delta_rule:
-        inputs = delta_rule_inputs(*shape, **gates)
-    else:
+    if operator is gate_loop:
         inputs = gate_loop_inputs(*shape, **gates, phase="bth" if place % 4 == 0 else None)
+    else:
+        make = delta_rule_inputs if operator is delta_rule else generalized_delta_rule_inputs
+        inputs = make(*shape, **gates)
     inputs = {name: x if x is None else x.cuda() for name, x in inputs.items()}
     options = {} if reset is None else {"reset": reset}
-    if operator is delta_rule and dtype == torch.float16:
+    if operator is not gate_loop and dtype == torch.float16:
         # corrected values are rounded several times
         dtype = torch.bfloat16
     check_operator(operator, inputs, mode="chunkwise", backend="triton", dtype=dtype, options=options)

@@ -11,6 +11,7 @@ from linrec.testing import (
     delta_rule_inputs,
     diagonal_ssm_inputs,
     gate_loop_inputs,
+    generalized_delta_rule_inputs,
     long_conv_inputs,
     reset_mask,
     scan_inputs,
@@ -74,6 +75,8 @@ def test_transitions_of_a_constant_system():
 def test_the_matrices_of_the_delta_rule_are_no_factors_of_channels():
     given = delta_rule_inputs(B, TIME, 2, 3, 4, log_decay="bth")
     assert transitions(recorded(ops.delta_rule, given)) is None
+    given = generalized_delta_rule_inputs(B, TIME, 2, 3, 4)
+    assert transitions(recorded(ops.generalized_delta_rule, given)) is None
 
 
 def by_columns(function, inputs, reset):

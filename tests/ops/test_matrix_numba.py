@@ -3,29 +3,45 @@
 import pytest
 import torch
 
-from linrec.ops import delta_rule, gate_loop
+from linrec.ops import delta_rule, gate_loop, generalized_delta_rule
 from linrec.ops.delta_rule import recurrent_numba
 from linrec.ops.gate_loop.variants import matrices_numba
 from linrec.ops.kernels import launch
 from linrec.ops.matrix import Matrix
 from linrec.ops.matrix import numba as matrix_numba
 from linrec.ops.matrix.numba import chunk_size
-from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
+from linrec.testing import (
+    assert_agree,
+    check_operator,
+    delta_rule_inputs,
+    gate_loop_inputs,
+    generalized_delta_rule_inputs,
+    reset_mask,
+)
 from tests.ops.opcheck import check_operators
 from tests.tiers import thorough
 
 pytest.importorskip("numba")
 PAIR = {"mode": "recurrent", "backend": "numba"}
 DECAYS = (None, "h", "hk", "bth", "bthk")
+MAKERS = {
+    delta_rule: delta_rule_inputs,
+    gate_loop: gate_loop_inputs,
+    generalized_delta_rule: generalized_delta_rule_inputs,
+}
 TURNS = dict(zip(DECAYS, ("hk", "bthk", "bth", None, "h"), strict=True))
 
 
 def agree(*shape, log_decay):
-    """Both operators on (b, t, h, dk, dv) with resets, at both ends of time among others."""
+    """All operators on (b, t, h, dk, dv) with resets, at both ends of time among others."""
     reset = reset_mask(*shape[:2], rate=0.1)
     reset[0, 0] = reset[-1, -1] = True
     for operator, inputs in (
         (delta_rule, delta_rule_inputs(*shape, seed=shape[1], log_decay=log_decay)),
+        (
+            generalized_delta_rule,
+            generalized_delta_rule_inputs(*shape, seed=shape[1], log_decay=log_decay),
+        ),
         # every shape of phases, beside another one of decays
         (gate_loop, gate_loop_inputs(*shape, seed=shape[1], log_decay=log_decay, phase=TURNS[log_decay])),
     ):
@@ -97,12 +113,11 @@ def test_empty_axes(shape):
 
 
 @thorough
-@pytest.mark.parametrize("operator", [delta_rule, gate_loop])
+@pytest.mark.parametrize("operator", MAKERS)
 def test_gradients_of_gradients(operator):
-    make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs
     for log_decay in (None, "h", "bthk"):
         phase = {"phase": TURNS[log_decay]} if operator is gate_loop else {}
-        inputs = make(1, 4, 2, 2, 3, dtype=torch.float64, log_decay=log_decay, **phase)
+        inputs = MAKERS[operator](1, 4, 2, 2, 3, dtype=torch.float64, log_decay=log_decay, **phase)
         given = {name: x.requires_grad_() for name, x in inputs.items() if x is not None}
 
         def of(*tensors, names=tuple(given)):
@@ -111,13 +126,12 @@ def test_gradients_of_gradients(operator):
         assert torch.autograd.gradgradcheck(of, tuple(given.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize("operator", [delta_rule, gate_loop])
+@pytest.mark.parametrize("operator", MAKERS)
 @pytest.mark.parametrize("shared", [(), ("log_decay", "phase"), ("k", "beta", "state")])
 def test_maps_with_gradients(operator, shared):
-    make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs
     for log_decay in ("hk", "bthk"):
         phase = {"phase": TURNS[log_decay]} if operator is gate_loop else {}
-        inputs = make(2, 9, 2, 3, 2, log_decay=log_decay, **phase)
+        inputs = MAKERS[operator](2, 9, 2, 3, 2, log_decay=log_decay, **phase)
         axes = {name: None if name in shared else 0 for name in inputs}
         inputs = {
             name: (x if name in shared else torch.stack([x, x.flip(0)])).requires_grad_()

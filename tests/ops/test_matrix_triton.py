@@ -8,11 +8,17 @@ import torch
 
 from linrec.nn import rotary as module
 from linrec.nn.rotary import Rotary, rotary_gate_loop
-from linrec.ops import delta_rule, gate_loop
+from linrec.ops import delta_rule, gate_loop, generalized_delta_rule
 from linrec.ops.core.call import recording
 from linrec.ops.core.kernel import successors
 from linrec.ops.matrix import triton
-from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
+from linrec.testing import (
+    assert_agree,
+    delta_rule_inputs,
+    gate_loop_inputs,
+    generalized_delta_rule_inputs,
+    reset_mask,
+)
 from tests.tiers import thorough, tiered
 
 from .entries import canonical
@@ -32,10 +38,16 @@ PAIR = {"mode": "recurrent", "backend": "triton"}
 ORACLE = {"mode": "recurrent", "backend": "reference"}
 
 
+MAKERS = {
+    gate_loop: gate_loop_inputs,
+    delta_rule: delta_rule_inputs,
+    generalized_delta_rule: generalized_delta_rule_inputs,
+}
+
+
 def made(operator, *size, **arguments):
-    make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs
-    more = {} if operator is delta_rule else {"phase": None}
-    inputs = make(*size, **more | arguments)
+    more = {"phase": None} if operator is gate_loop else {}
+    inputs = MAKERS[operator](*size, **more | arguments)
     return {name: x if x is None else x.to(DEVICE) for name, x in inputs.items()}
 
 
@@ -51,7 +63,7 @@ def agree(operator, inputs, dtype=torch.float32, reset=None):
 
 @thorough
 @on_either
-@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("operator", MAKERS)
 @pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
 def test_every_shape_of_the_decays(operator, log_decay):
     reset = reset_mask(2, 7, rate=0.2, device=DEVICE)
@@ -59,14 +71,14 @@ def test_every_shape_of_the_decays(operator, log_decay):
 
 
 @on_either
-@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("operator", MAKERS)
 @pytest.mark.parametrize("time", [1, 3])
 def test_views(operator, time):
     agree(on_views(operator), made(operator, 2, time, 3, 4, 5))
 
 
 @on_either
-@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("operator", MAKERS)
 @pytest.mark.parametrize("dtype", tiered([torch.float16], [torch.float64]))
 def test_one_step_in_other_precisions(operator, dtype):
     agree(operator, made(operator, 3, 1, 2, 4, 3, dtype=dtype), dtype)
@@ -218,7 +230,7 @@ def test_complex_states_compile_into_one_graph():
 
 
 @on_either
-@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("operator", MAKERS)
 def test_gradients_are_refused(operator):
     inputs = made(operator, 2, 7, 2, 3, 4)
     inputs["v"].requires_grad_()
@@ -252,8 +264,9 @@ def test_vmap_folds_the_mapped_axis_into_the_batch(is_complex):
 
 @on_a_gpu
 @pytest.mark.parametrize("size", [(64, 64), (128, 128), (256, 96), (24, 200), (1, 7)])
-def test_full_heads_on_a_gpu(size):
-    agree(delta_rule, made(delta_rule, 2, 33, 3, *size, dtype=torch.bfloat16), torch.bfloat16)
+@pytest.mark.parametrize("operator", [delta_rule, generalized_delta_rule])
+def test_full_heads_on_a_gpu(operator, size):
+    agree(operator, made(operator, 2, 33, 3, *size, dtype=torch.bfloat16), torch.bfloat16)
 
 
 @on_a_gpu

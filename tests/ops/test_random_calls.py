@@ -27,6 +27,7 @@ from linrec.testing import (
     diagonal_ssm_inputs,
     dplr_ssm_inputs,
     gate_loop_inputs,
+    generalized_delta_rule_inputs,
     generator,
     long_conv_inputs,
     nonlinear_scan_inputs,
@@ -137,6 +138,13 @@ def delta_rule_call(draw: Draw) -> Call:
     return inputs, {}
 
 
+def generalized_delta_rule_call(draw: Draw) -> Call:
+    seed, shape = draw(SEEDS), (draw(FEW), draw(TIMES), draw(FEW), draw(WIDTHS), draw(WIDTHS))
+    inputs = generalized_delta_rule_inputs(*shape, seed=seed, dtype=draw(REAL), log_decay=draw(GATES))
+    inputs["log_decay"] = extreme(draw, inputs["log_decay"], seed)
+    return inputs, {}
+
+
 def selective_scan_call(draw: Draw) -> Call:
     groups = draw(st.sampled_from([None, 1, 3]))
     shape = draw(FEW), draw(TIMES), 3 * draw(FEW), draw(st.sampled_from([1, 2, 3, 4, 16, 17]))
@@ -193,6 +201,7 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
     "softmax_attention": softmax_attention_call,
     "laplace_attention": laplace_attention_call,
     "delta_rule": delta_rule_call,
+    "generalized_delta_rule": generalized_delta_rule_call,
     "selective_scan": selective_scan_call,
     "diagonal_ssm": diagonal_ssm_call,
     "dense_ssm": dense_ssm_call,
@@ -256,7 +265,7 @@ def check_call(name: str, draw: Draw, device: str) -> None:
         fast = [entry for entry in fast if entry.name == "triton"] or fast
     entry = draw(st.sampled_from(fast))
     mode, backend = entry.mode, entry.name
-    if (name, mode, backend, lowest) == ("delta_rule", "chunkwise", "triton", torch.float16):
+    if name.endswith("delta_rule") and (mode, backend, lowest) == ("chunkwise", "triton", torch.float16):
         # corrected values are rounded several times
         lowest = torch.bfloat16
     moved = {key: x if x is None else laid_out(draw, x.to(device)) for key, x in inputs.items()}

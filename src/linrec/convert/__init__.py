@@ -144,7 +144,7 @@ def to_hugging_face(
 
 
 def from_rwkv_lm(path: str | Path) -> LanguageModel:
-    """Load a checkpoint of RWKV-LM, the layout in which its authors publish RWKV-4, 5.2 and 6.
+    """Load a checkpoint of RWKV-LM, the layout in which its authors publish RWKV-4, 5.2, 6 and 7.
 
     The version and the sizes are inferred from the tensors. A file of `torch.save` is read by
     `torch.load(..., weights_only=True)`, which runs no code.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from linrec.mixers.block_recurrent import BlockRecurrent as BlockRecurrent
     from linrec.mixers.block_state import BlockState as BlockState
     from linrec.mixers.cfc import CfC as CfC
+    from linrec.mixers.comba import Comba as Comba
     from linrec.mixers.compressive_transformer import CompressiveTransformer as CompressiveTransformer
     from linrec.mixers.cornn import CoRNN as CoRNN
     from linrec.mixers.ctrnn import CTRNN as CTRNN
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from linrec.mixers.fast_rnn import FastRNN as FastRNN
     from linrec.mixers.flash_gau import FlashGAU as FlashGAU
     from linrec.mixers.fnet import FNet as FNet
+    from linrec.mixers.forgetting_transformer import ForgettingTransformer as ForgettingTransformer
     from linrec.mixers.gate_loop import GateLoop as GateLoop
     from linrec.mixers.gate_loop_attention import GateLoopAttention as GateLoopAttention
     from linrec.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNet
+    from linrec.mixers.gated_delta_net_2 import GatedDeltaNet2 as GatedDeltaNet2
     from linrec.mixers.gated_delta_product import GatedDeltaProduct as GatedDeltaProduct
     from linrec.mixers.gilr import GILR as GILR
     from linrec.mixers.gla import GLA as GLA
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from linrec.mixers.mamba2 import Mamba2 as Mamba2
     from linrec.mixers.mamba3 import Mamba3 as Mamba3
     from linrec.mixers.mega import Mega as Mega
+    from linrec.mixers.mesa_net import MesaNet as MesaNet
     from linrec.mixers.min_gru import MinGRU as MinGRU
     from linrec.mixers.min_lstm import MinLSTM as MinLSTM
     from linrec.mixers.mlstm import MLSTM as MLSTM
@@ -90,6 +94,7 @@ if TYPE_CHECKING:
     from linrec.mixers.ode_fast_weights import OdeFastWeights as OdeFastWeights
     from linrec.mixers.ode_rnn import OdeRNN as OdeRNN
     from linrec.mixers.on_lstm import OnLSTM as OnLSTM
+    from linrec.mixers.preconditioned_delta_net import PreconditionedDeltaNet as PreconditionedDeltaNet
     from linrec.mixers.qrnn import QRNN as QRNN
     from linrec.mixers.r_transformer import RTransformer as RTransformer
     from linrec.mixers.recurrent_attention_network import (
@@ -106,6 +111,7 @@ if TYPE_CHECKING:
     from linrec.mixers.rwkv4 import RWKV4 as RWKV4
     from linrec.mixers.rwkv5 import RWKV5 as RWKV5
     from linrec.mixers.rwkv6 import RWKV6 as RWKV6
+    from linrec.mixers.rwkv7 import RWKV7 as RWKV7
     from linrec.mixers.s4 import S4 as S4
     from linrec.mixers.s4d import S4D as S4D
     from linrec.mixers.s5 import S5 as S5

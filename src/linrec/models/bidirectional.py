@@ -93,7 +93,9 @@ class Directions(Mixer):
         all parameters.
         """
         for stack in zip(*(layer.mixers for layer in layers), strict=True):
-            type(stack[0]).share(stack)
+            # values would come from both directions
+            if not stack[0].takes_values:
+                type(stack[0]).share(stack)
         for layer in layers:
             layer._tie()
 

@@ -1,7 +1,7 @@
 """The residual block of every model: time mixing, then channel mixing."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
 from linrec.models.source_reading import SourceReading, StackedReading
-from linrec.nn.mixer import checked_output
+from linrec.nn.mixer import Values, checked_output
 from linrec.nn.norms import Norm, make_norm
 from linrec.rules import choice
 from linrec.trees import Tree
 
-__all__ = ["Block", "NormPosition"]
+__all__ = ["Block", "NormPosition", "run_blocks"]
 
 NormPosition: TypeAlias = Literal["pre", "post", "output"]
 
@@ -108,20 +108,24 @@ class Block(nn.Module):
         dt: Float[Tensor, "b t"] | None = None,
         keep_state: bool = True,
         memory: Tree = None,
+        values: Values | None = None,
     ) -> tuple[Float[Tensor, "b *time d_model"], State]:
         """Apply the block to `x`; arguments and results are as in `Mixer.forward`.
 
         Without `keep_state`, the state that is returned is None. A compiled block then does not compute it,
-        nor its gradient. `memory` is the memory that `reading` reads.
+        nor its gradient. `memory` is the memory that `reading` reads. `run_blocks` passes `values` on.
         """
         # only where there are times, because mixers may define a `forward` without them
-        over: dict[str, Tensor | None] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
+        over: dict[str, Any] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
         over_time, over_channels, source = self._parts(state)
         memory = source if self._reads_source else memory
+        own = over if values is None else {**over, "values": values}
         # a sum would broadcast another shape
         y, over_time = checked_output(
-            self.mixer, self.mixer(self._before(self.mixer_norm, x), over_time, **over), x
+            self.mixer, self.mixer(self._before(self.mixer_norm, x), over_time, **own), x
         )
+        if values is not None:
+            over_time, values = over_time
         x = self._after(self.mixer_norm, x, y, dropped=self.mixer.own_dropout)
         if self.reading_channels is None:
             x = self._read(x, memory)
@@ -136,9 +140,8 @@ class Block(nn.Module):
             x = self._read(x, memory)
             y = self.reading_channels(self._before(self.reading_channels_norm, x))
             x = self._after(self.reading_channels_norm, x, y)
-        if not keep_state:
-            return x, None
-        return x, self._joined(over_time, over_channels, source)
+        state = self._joined(over_time, over_channels, source) if keep_state else None
+        return x, state if values is None else (state, values)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -164,6 +167,11 @@ class Block(nn.Module):
         """Number of elements of the state per sequence; see `Mixer.state_size`."""
         carried = self.channel_mixing.state_size if isinstance(self.channel_mixing, Mixer) else 0
         return self.mixer.state_size + carried
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether the time mixing reads values of the first layer; see `Mixer.takes_values`."""
+        return self.mixer.takes_values
 
     @property
     def _reads_source(self) -> bool:
@@ -207,3 +215,37 @@ class Block(nn.Module):
             return x + y if self.skip else y
         y = x + y if self.skip else y
         return y if self.norm_position == "pre" else norm(y)
+
+
+def run_blocks(
+    blocks: Iterable[Any],
+    x: Float[Tensor, "b *time d_model"],
+    states: Sequence[State],
+    *,
+    run_of: Callable[[Any], Callable[..., Any]] = lambda block: block,
+    inputs: list[Tensor] | None = None,
+    **arguments: Any,
+) -> tuple[Float[Tensor, "b *time d_model"], tuple[State, ...]]:
+    """Run blocks one after another, and return the output of the last and the states of all.
+
+    The values of the first block whose mixer has `takes_values` are passed on to the others.
+
+    Args:
+        blocks: the blocks.
+        x: input of the first block.
+        states: the state of each block, or None.
+        run_of: returns the function that runs a block, by default the block.
+        inputs: a list that gets the input of every block, or None.
+        arguments: further arguments of every block.
+    """
+    values: Values = ()
+    after = []
+    for block, state in zip(blocks, states, strict=True):
+        if inputs is not None:
+            inputs.append(x)
+        if block.takes_values:
+            x, (state, values) = run_of(block)(x, state, values=values, **arguments)
+        else:
+            x, state = run_of(block)(x, state, **arguments)
+        after.append(state)
+    return x, tuple(after)

@@ -54,8 +54,8 @@ class StackConfig:
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
             "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
-            gated linear units. "rwkv" also reads the previous step. "none" omits channel mixing.
-        channel_mixing_bias: whether the linear layers of the channel mixing have biases; "rwkv" has no bias.
+            gated linear units. "rwkv" and "rwkv7" also read the previous step. "none" omits channel mixing.
+        channel_mixing_bias: whether the linear layers of the channel mixing have biases; RWKV's has no bias.
         norm: normalisation in each block and before the head, "layer", "rms" or "none".
         norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
@@ -67,7 +67,7 @@ class StackConfig:
         reversible: whether blocks have two streams, as in Reformer, y_1 = x_1 + mix(x_2) and
             y_2 = x_2 + channels(y_1). Training then stores no activations of the blocks, where it neither
             takes nor keeps states: the backward pass computes inputs from outputs. It needs norms before the
-            sublayers, skip connections, and a channel mixing other than "rwkv" and "none".
+            sublayers, skip connections, and a channel mixing other than RWKV's and "none".
 
     Raises:
         ValueError: a number is out of range, a mixer does not exist, a pattern is empty or longer than
@@ -111,7 +111,7 @@ class StackConfig:
             derive(name, _settled(name, getattr(self, name), self.n_layers))
         fits = self.norm_position == "pre" and self.skip
         require(
-            not self.reversible or (fits and not {"rwkv", "none"} & {*self.channel_mixing_pattern}),
+            not self.reversible or (fits and not {"rwkv", "rwkv7", "none"} & {*self.channel_mixing_pattern}),
             "`reversible` needs `norm_position` = 'pre', `skip`, and a channel mixing other than 'rwkv' and "
             f"'none'; got {self.norm_position!r}, {self.skip} and {self.channel_mixing!r}. Leave them out.",
         )

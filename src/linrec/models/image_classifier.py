@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linrec.mixers import Mixer
 from linrec.models.bidirectional import Combine
+from linrec.models.block import run_blocks
 from linrec.models.config import StackConfig, check_sizes
 from linrec.models.image_scan import ImageDirection, ImageScan, check_directions
 from linrec.models.s4nd import S4ND
@@ -176,8 +177,7 @@ class ImageClassifier(nn.Module):
             raise TypeError(f"`images` must be real numbers; got {images.dtype}. Convert: `images / 255`.")
         x = self._with_positions(self.patches(images).movedim(1, -1))
         x = self.dropout(x)
-        for block in self.blocks:
-            x, _ = block(x, keep_state=False)
+        x, _ = run_blocks(self.blocks, x, [None] * len(self.blocks), keep_state=False)
         x = self.norm(x)
         return self.head(x[:, 0] if self.config.class_token else x.mean((1, 2)))
 

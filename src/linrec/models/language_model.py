@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
-from linrec.models.block import Block
+from linrec.models.block import Block, run_blocks
 from linrec.models.config import ModelConfig
 from linrec.models.memories import make_memory, make_reading
 from linrec.models.pooling import PooledState, Pooling
@@ -236,7 +236,7 @@ class LanguageModel(RestoredModule):
                 f"`state` must have one entry per layer, {len(self.blocks)}; got {len(state)}. "
                 "Pass the state that this model returned."
             )
-        x, states, inputs = self._prepared(x), [], []
+        x = self._prepared(x)
         if self.config.reversible:
             require(
                 not every_layer,
@@ -245,13 +245,12 @@ class LanguageModel(RestoredModule):
             blocks = cast(list[ReversibleBlock], self._blocks)
             x, after = run_reversible(blocks, x, state, reset=reset, dt=dt, keep_state=keep_state)
             return self.norm(x), after
-        for block, block_state in zip(self.blocks, state, strict=True):
-            inputs.append(x)
-            run = self._run_of(block)
-            x, block_state = run(x, block_state, reset=reset, dt=dt, keep_state=keep_state, memory=memory)
-            states.append(block_state)
+        inputs: list[Tensor] = []
+        over: dict[str, Any] = {"reset": reset, "dt": dt, "keep_state": keep_state, "memory": memory}
+        seen = inputs if every_layer else None
+        x, states = run_blocks(self.blocks, x, state, run_of=self._run_of, inputs=seen, **over)
         y = self.norm(x)
-        return torch.cat([*inputs, y], -1) if every_layer else y, tuple(states)
+        return torch.cat([*inputs, y], -1) if every_layer else y, states
 
     def _pooled(
         self, pooling: Pooling, x: Tensor, state: PooledState | None, reset: Tensor | None, keep_state: bool
@@ -266,12 +265,9 @@ class LanguageModel(RestoredModule):
         def run(
             layers: range, x: Tensor, states: tuple[State, ...], reset: Tensor | None
         ) -> tuple[Tensor, tuple[State, ...]]:
-            last = []
-            for layer, block_state in zip(layers, states, strict=True):
-                block = self._run_of(self.blocks[layer])
-                x, block_state = block(x, block_state, reset=reset, keep_state=keep_state)
-                last.append(block_state)
-            return x, tuple(last)
+            blocks = [self.blocks[layer] for layer in layers]
+            over: dict[str, Any] = {"reset": reset, "keep_state": keep_state}
+            return run_blocks(blocks, x, states, run_of=self._run_of, **over)
 
         y, after = pooling(self._prepared(x), state, reset, run)
         return self.norm(y), after

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from linrec.mixers import State
 from linrec.models.block import Block
-from linrec.nn.mixer import checked_output
+from linrec.nn.mixer import Values, checked_output
 from linrec.trees import Tree
 
 __all__ = ["ReversibleBlock", "run_reversible"]
@@ -50,8 +50,9 @@ class ReversibleBlock(Block):
         dt: Float[Tensor, "b t"] | None = None,
         keep_state: bool = True,
         memory: Tree = None,
+        values: Values | None = None,
     ) -> tuple[Float[Tensor, "b t two_d_model"], State]:
-        """Apply the block to [x_1 | x_2]; otherwise as `Block.forward`."""
+        """Apply the block to [x_1 | x_2]; otherwise as `Block.forward`, without memory and values."""
         x_1, x_2 = x.chunk(2, -1)
         y, state = self.mixed(x_2, state, reset, dt)
         y_1 = x_1 + y
@@ -61,7 +62,7 @@ class ReversibleBlock(Block):
         self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Return the output of time mixing, and the state."""
-        over: dict[str, Tensor | None] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
+        over: dict[str, Any] = {"reset": reset} if dt is None else {"reset": reset, "dt": dt}
         y, state = checked_output(self.mixer, self.mixer(self.mixer_norm(x), state, **over), x)
         return y if self.mixer.own_dropout else self.dropout(y), state
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers import State
-from linrec.models.block import Block
+from linrec.models.block import Block, run_blocks
 from linrec.models.config import check_sizes
 from linrec.models.sequence_encoder import EncoderConfig, SequenceEncoder, check_times
 from linrec.nn.head import PairHead
@@ -175,12 +175,9 @@ class SequenceClassifier(SequenceEncoder):
             )
         self._check_input(x)
         y = self.dropout(self.input(x))
-        states: list[State] = []
         before: Sequence[State] = (None,) * len(self.blocks) if state is None else state
-        for block, start in zip(self.blocks, before, strict=True):
-            y, after = block(y, start, reset=reset)
-            states.append(after)
-        return self.head(self.norm(y)), tuple(states)
+        y, after = run_blocks(self.blocks, y, before, reset=reset)
+        return self.head(self.norm(y)), after
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
         """Return the state at the start of `batch` streams, one entry per block."""

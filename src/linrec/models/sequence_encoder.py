@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linrec.mixers import Mixer, State
 from linrec.models.bidirectional import Bidirectional, Combine
-from linrec.models.block import Block
+from linrec.models.block import Block, run_blocks
 from linrec.models.config import MemoryConfig, StackConfig, check_sizes
 from linrec.models.memories import make_memory, make_reading
 from linrec.models.reversible import ReversibleBlock, run_reversible
@@ -169,8 +169,8 @@ class SequenceEncoder(nn.Module):
             blocks = cast(list[ReversibleBlock], self._blocks)
             y, _ = run_reversible(blocks, y, [None] * len(blocks), reset=reset, dt=dt, keep_state=False)
             return self.norm(y), valid
-        for block in self.blocks:
-            y, _ = block(y, reset=reset, dt=dt, keep_state=False)
+        over: dict[str, Any] = {"reset": reset, "dt": dt, "keep_state": False}
+        y, _ = run_blocks(self.blocks, y, [None] * len(self.blocks), **over)
         return self.norm(y), valid
 
     def remember(
@@ -199,11 +199,8 @@ class SequenceEncoder(nn.Module):
         self, x: Tensor, states: tuple[State, ...], reset: Tensor | None, *, memory: Tree = None
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Run the blocks and the norm, as a memory across them calls the blocks."""
-        after = []
-        for block, state in zip(self._blocks, states, strict=True):
-            x, state = block(x, state, reset=reset, memory=memory)
-            after.append(state)
-        return self.norm(x), tuple(after)
+        x, after = run_blocks(self._blocks, x, states, reset=reset, memory=memory)
+        return self.norm(x), after
 
     def _start(self, batch: int, position: int) -> tuple[State, ...]:
         """Return the initial states of the blocks."""

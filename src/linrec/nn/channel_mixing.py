@@ -31,7 +31,7 @@ FFNActivation = Literal["gelu", "squared_relu"]
 GLUActivation = Literal["sigmoid", "silu", "gelu", "gelu_tanh", "identity"]
 Output: TypeAlias = Literal["linear", "glu", "none"]
 ChannelMixing: TypeAlias = Literal[
-    "ffn", "squared_relu", "glu", "swiglu", "geglu", "geglu_tanh", "bilinear", "rwkv", "none"
+    "ffn", "squared_relu", "glu", "swiglu", "geglu", "geglu_tanh", "bilinear", "rwkv", "rwkv7", "none"
 ]
 _ACTIVATIONS = {"ffn": "gelu", "squared_relu": "squared_relu"}
 _GATES = {
@@ -143,12 +143,13 @@ class RWKVChannelMixing(Mixer):
         k_t = W_k (x_t + (x_{t-1} - x_t) * mu_k)
 
     It is a `Mixer`, since the last input is a state. `linrec.models.Block` takes it like any other channel
-    mixing. It is the same in RWKV-4, 5 and 6; mu is 1 - mu of the paper of RWKV-4.
+    mixing. It is the same in RWKV-4, 5 and 6; mu is 1 - mu of the paper of RWKV-4. RWKV-7 has no receptance.
 
     As in the released code of RWKV-5 and 6, mu_r and mu_k start at 1 - (i/d)^(1 - l/L), for channel i of d
     and layer l of L. W_k starts orthogonal, and W_r and W_v at zero, so that every output is zero at first.
-    In the released code of RWKV-4, W_k is sqrt(d_hidden / d_model) times as large. Layers learn their places
-    when a model calls `RWKVChannelMixing.share`; a layer that stands alone is the first of one.
+    In the released code of RWKV-4, W_k is sqrt(d_hidden / d_model) times as large. Without receptance, mu_k
+    starts at 1 - (i/d)^((1 - l/L)^4), and W_k uniform in +- 0.5 / sqrt(d), as in RWKV-7. Layers learn
+    their places when a model calls `RWKVChannelMixing.share`; a layer that stands alone is the first of one.
 
     Args:
         d_model: width of input and output.
@@ -186,6 +187,8 @@ class RWKVChannelMixing(Mixer):
         # of k and r
         self.shift = TokenShift(d_model, 2 if receptance else 1, present=token_shift)
         self.k = orthogonal_linear(d_model, d_hidden)
+        if not receptance:
+            nn.init.uniform_(self.k.weight, -0.5 / d_model**0.5, 0.5 / d_model**0.5)
         self.v = orthogonal_linear(d_hidden, d_model, gain=first)
         self.r = orthogonal_linear(d_model, d_model, gain=first) if receptance else None
         self.share([self])
@@ -205,7 +208,8 @@ class RWKVChannelMixing(Mixer):
         """Start mu of each layer from its place in the stack."""
         for layer, mixer in enumerate(layers):
             place = Place(layer, len(layers))
-            mixer.shift.start([1 - ramp(mixer.d_model, place.height)] * mixer.shift.n)
+            power = place.height**4 if mixer.r is None else place.height
+            mixer.shift.start([1 - ramp(mixer.d_model, power)] * mixer.shift.n)
 
 
 class PositionWise(nn.Module):
@@ -259,10 +263,10 @@ def make_channel_mixing(
 
     Args:
         kind: "ffn" and "squared_relu", which are a `FeedForward`; "glu", "swiglu", "geglu", "geglu_tanh" and
-            "bilinear", which are a `GLU`; "rwkv"; or "none".
+            "bilinear", which are a `GLU`; "rwkv"; "rwkv7", which is RWKV's without receptance; or "none".
         d_model: width of input and output.
         d_hidden: hidden width. A gated unit has three matrices of it, all others two.
-        bias: whether the linear layers have biases; "rwkv" has no bias.
+        bias: whether the linear layers have biases; RWKV's have none.
 
     Raises:
         ValueError: there is no such kind; the message names the nearest.
@@ -273,10 +277,10 @@ def make_channel_mixing(
     """
     if kind in _ACTIVATIONS:
         return FeedForward(d_model, d_hidden, activation=cast(FFNActivation, _ACTIVATIONS[kind]), bias=bias)
-    if kind == "rwkv":
-        return RWKVChannelMixing(d_model, d_hidden)
+    if kind in ("rwkv", "rwkv7"):
+        return RWKVChannelMixing(d_model, d_hidden, receptance=kind == "rwkv")
     if kind == "none":
         return None
     if kind not in _GATES:
-        raise unknown("channel mixing", kind, [*_ACTIVATIONS, *_GATES, "rwkv", "none"])
+        raise unknown("channel mixing", kind, [*_ACTIVATIONS, *_GATES, "rwkv", "rwkv7", "none"])
     return GLU(d_model, d_hidden, activation=cast(GLUActivation, _GATES[kind]), bias=bias)

@@ -1,6 +1,6 @@
 """The interface of all time mixers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -19,10 +19,12 @@ from linrec.ops.core.checks import visible
 from linrec.rules import at_least, typed
 from linrec.trees import leaves, map_tree
 
-__all__ = ["Mixer", "State", "Transitions"]
+__all__ = ["Mixer", "State", "Transitions", "Values"]
 
 # a tensor, a (named) tuple of states, or None
 State: TypeAlias = Any
+Values: TypeAlias = tuple[Tensor, ...]
+"""The values of the first layer of a stack (b, t, ...), or nothing in the first layer itself."""
 M = TypeVar("M", bound="Mixer")
 
 
@@ -66,6 +68,8 @@ class Mixer(Float32Module):
             of steps, counted over resets; None for other mixers. `init_state` then takes `position`, the step
             of the stream at which the state starts, and `state_size` counts the largest state.
         takes_dt: whether steps may be irregular. `mix` then has a last argument `dt`, None by default.
+        takes_values: whether layers of a stack read the values of the first layer. `forward` then has an
+            argument `values`, None by default. With values, it returns (state, values) for the state.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
         own_dropout: whether the mixer drops channels of its output itself. A block then leaves out its
@@ -86,6 +90,7 @@ class Mixer(Float32Module):
     recurrence: str | None = None
     of_one_input: tuple[str, ...] = ()
     takes_dt: bool = False
+    takes_values: bool = False
     own_norm: bool = False
     own_dropout: bool = False
     takes_turns: bool = False
@@ -138,27 +143,37 @@ class Mixer(Float32Module):
         Returns:
             y (b, t, d_model) and the state after the last step.
         """
+        return self.checked(x, state, reset, **({} if dt is None else {"dt": dt}))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def checked(
+        self, x: Tensor, state: State, reset: Tensor | None, dt: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, State]:
+        """Check the inputs, and return what `mix` returns; `arguments` are its further arguments."""
         self.check_input(x, reset, dt)
         self.check_causal(state)
         # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
-        mix: Callable[..., tuple[Tensor, State]] = self.mix
-        if dt is not None:
-            mix = partial(mix, dt=dt)
+        arguments = arguments if dt is None else {"dt": dt, **arguments}
         if time_is_split() and (self.takes_turns or not self.is_causal):
-            return self._mix_in_turn(partial(mix, x, reset=reset), x, state, dt)
-        return checked_output(self, mix(x, state, reset), x)
+            return self._mix_in_turn(x, state, reset, arguments)
+        mix: Callable[..., tuple[Tensor, State]] = self.mix
+        return checked_output(self, mix(x, state, reset, **arguments), x)
 
     def _mix_in_turn(
-        self, mix: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, dt: Tensor | None
+        self, x: Tensor, state: State, reset: Tensor | None, arguments: Mapping[str, Any]
     ) -> tuple[Tensor, State]:
         """Run `mix`, a function of the state alone, in one process after another."""
         name = type(self).__module__.rpartition(".")[2]
         if not self.is_causal:
             refuse_split_time(name)
         state = self.init_state(x.shape[0], device=x.device) if state is None else state
-        return checked_output(self, in_turn(name, mix, state, [x, dt, *self.parameters()]), x)
+        mix: Callable[[State], tuple[Tensor, State]] = partial(self.mix, x, reset=reset, **arguments)
+        given = [x, *arguments.values(), *self.parameters()]
+        return checked_output(self, in_turn(name, mix, state, given), x)
 
     def check_causal(self, state: State) -> None:
         """Raise ValueError for a state of a mixer that sees later steps."""
@@ -167,9 +182,6 @@ class Mixer(Float32Module):
                 f"`state` must be None for {type(self).__name__}, whose outputs depend on later steps, so "
                 f"that a sequence cannot be run in pieces; got {type(state).__name__}. Pass it whole."
             )
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y (b, t, d_model) and the state after the last step; `forward` has checked the inputs."""

@@ -11,6 +11,7 @@ from linrec.ops.dplr_ssm import dplr_ssm as dplr_ssm
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.gate_loop import normalized_gate_loop as normalized_gate_loop
+from linrec.ops.generalized_delta_rule import generalized_delta_rule as generalized_delta_rule
 from linrec.ops.long_conv import cauchy_kernel as cauchy_kernel
 from linrec.ops.long_conv import discretize_diagonal as discretize_diagonal
 from linrec.ops.long_conv import long_conv as long_conv

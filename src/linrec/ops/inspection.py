@@ -74,8 +74,8 @@ def _factors(call: Call) -> tuple[Tensor, Tensor | None] | None:
             return a.abs(), a.angle()
         case "growing_ssm":
             return (given.a.abs() * given.growth.exp()).flatten(), given.a.angle().flatten()
-        case "delta_rule":
-            # its transitions are matrices, not a factor per channel
+        case "delta_rule" | "generalized_delta_rule":
+            # their transitions are matrices, not a factor per channel
             return None
         case "selective_scan":
             return (wide(given.dt)[..., None] * given.A).exp().flatten(2), None

@@ -59,7 +59,7 @@ def _elementwise(ranks: Ranks, call: Call) -> Result:
 
 
 def _delta_rule(ranks: Ranks, call: Call) -> Result:
-    """Run the delta rule: S_out = M S_in + B and y_t = S_in^T q~_t + y_t of S_in = 0, q~_t = M_{1..t}^T q_t.
+    """Run a delta rule: S_out = M S_in + B and y_t = S_in^T q~_t + y_t of S_in = 0, q~_t = M_{1..t}^T q_t.
 
     The columns of S evolve independently. So one call on values [v | 0] from the state [0 | I] returns
     outputs [y | q~] and the state [B | M]. After a reset, q~ and M are zeros.
@@ -140,6 +140,7 @@ OPERATORS: Mapping[str, Callable[[Ranks, Call], Result]] = {
     "scan": _elementwise,
     "gate_loop": _elementwise,
     "delta_rule": _delta_rule,
+    "generalized_delta_rule": _delta_rule,
     "short_conv": _short_conv,
     "selective_scan": _selective_scan,
     "softmax_attention": attention,

@@ -20,6 +20,7 @@ from linrec.testing.fakes import CheckFakeKernels
 from linrec.testing.inputs import (
     delta_rule_inputs,
     gate_loop_inputs,
+    generalized_delta_rule_inputs,
     scan_inputs,
     selective_scan_inputs,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "differentiable",
     "dplr_ssm_inputs",
     "gate_loop_inputs",
+    "generalized_delta_rule_inputs",
     "generator",
     "long_conv_inputs",
     "map_tree",

@@ -8,7 +8,13 @@ from torch import Tensor
 from linrec.ops.core.precision import accumulation
 from linrec.testing.draws import generator, log_decays, log_uniform, normal, phases
 
-__all__ = ["delta_rule_inputs", "gate_loop_inputs", "scan_inputs", "selective_scan_inputs"]
+__all__ = [
+    "delta_rule_inputs",
+    "gate_loop_inputs",
+    "generalized_delta_rule_inputs",
+    "scan_inputs",
+    "selective_scan_inputs",
+]
 
 
 def scan_inputs(
@@ -154,6 +160,47 @@ def delta_rule_inputs(
     keys = torch.nn.functional.normalize(normal(shape[:4], random, torch.float64), dim=-1)
     beta = torch.rand(shape[:3], generator=random, dtype=torch.float64) * largest_beta
     return inputs | {"k": keys.to(device, dtype), "beta": beta.to(device, dtype)}
+
+
+def generalized_delta_rule_inputs(
+    batch: int,
+    time: int,
+    heads: int,
+    d_key: int,
+    d_value: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    log_decay: str | None = "bthk",
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor | None]:
+    """Return q, k, v, r, w, log_decay and state for `linrec.ops.generalized_delta_rule`.
+
+    They are as in RWKV-7: r has norm 1, and w is r with a factor from 0 to 1 for each channel.
+
+    Args:
+        batch: batch size b.
+        time: number of steps t.
+        heads: number of heads h.
+        d_key: key channels per head.
+        d_value: value channels per head.
+        dtype: dtype of all inputs except the state, which has the accumulation dtype.
+        log_decay: axes of log_decay: "bthk", "bth", "hk" or "h"; None for no decay.
+        seed: random seed.
+        device: device of the tensors.
+
+    Example:
+        >>> inputs = generalized_delta_rule_inputs(2, 5, 3, 4, 6, log_decay="h")
+        >>> inputs["log_decay"].shape, inputs["r"].shape, inputs["state"].shape
+        (torch.Size([3]), torch.Size([2, 5, 3, 4]), torch.Size([2, 3, 4, 6]))
+    """
+    shape = (batch, time, heads, d_key, d_value)
+    inputs = delta_rule_inputs(*shape, dtype=dtype, log_decay=log_decay, seed=seed, device=device)
+    del inputs["beta"]
+    random = generator(seed + 2)
+    r = torch.nn.functional.normalize(normal(shape[:4], random, torch.float64), dim=-1)
+    rates = torch.rand(shape[:4], generator=random, dtype=torch.float64)
+    return inputs | {"r": r.to(device, dtype), "w": (rates * r).to(device, dtype)}
 
 
 def selective_scan_inputs(

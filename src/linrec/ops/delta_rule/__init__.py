@@ -27,10 +27,7 @@ __all__ = ["OPERATOR", "delta_rule"]
 def _canonical(given: DeltaRule) -> DeltaRule:
     """Check the inputs, and reshape the decay to four axes."""
     q, k, v, beta, log_decay, state, reset = given
-    for name, x in (("q", q), ("k", k), ("v", v), ("state", state)):
-        if x is not None and x.is_complex():
-            cure = "Pass both parts as channels, or use `gate_loop`, which takes complex q and k."
-            raise TypeError(f"`{name}` of `delta_rule` must be real; got {name_of(x.dtype)}. {cure}")
+    check_real("delta_rule", q=q, k=k, v=v, state=state)
     check_queries_and_keys(q, k)
     check_values(v, q)
     check_shape("beta", beta, "(b, t, h)", q.shape[:3], "Pass one value per step and head.")
@@ -45,20 +42,29 @@ def _canonical(given: DeltaRule) -> DeltaRule:
     return DeltaRule(q, k, v, beta, canonical_gate("log_decay", log_decay, q), state, reset)
 
 
-def _on_cores(given: DeltaRule) -> bool:
+def check_real(operator: str, **inputs: Tensor | None) -> None:
+    """Raise TypeError if an input is complex."""
+    for name, x in inputs.items():
+        if x is not None and x.is_complex():
+            cure = "Pass both parts as channels, or use `gate_loop`, which takes complex q and k."
+            raise TypeError(f"`{name}` of `{operator}` must be real; got {name_of(x.dtype)}. {cure}")
+
+
+def on_cores(given: Any) -> bool:
+    """Return whether the chunkwise kernels are the fastest."""
     # these kernels have no tensor-core products in float64, but torch has
     return given.q.shape[1] > 1 and given.q.dtype != float64
 
 
-_ON_CORES = "as by torch, on tensor cores; keys of up to 512 channels"
-_SMALL_KEYS: Any = {
+ON_CORES = "as by torch, on tensor cores; keys of up to 512 channels"
+SMALL_KEYS: Any = {
     "accepts": lambda given: given.q.shape[-1] <= triton.LARGEST,
     "requires": f"keys of at most {triton.LARGEST} channels",
 }
 recurrent_numba = numba.recurrent("delta_rule_recurrent_numba", twin=twin)
 BACKENDS: tuple[Backend[DeltaRule], ...] = (
     steps_entry(lambda given: steps(Steps(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
-    Backend("chunkwise", "triton", triton.chunkwise, _ON_CORES, auto=_on_cores, widen=False, **_SMALL_KEYS),
+    Backend("chunkwise", "triton", triton.chunkwise, ON_CORES, auto=on_cores, widen=False, **SMALL_KEYS),
     Backend("recurrent", "numba", lambda given: recurrent_numba(Matrix(*given))[:2], numba.ABOUT),
     # for few steps a loop needs fewer operations than a triangular system
     Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),

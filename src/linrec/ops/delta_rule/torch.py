@@ -89,31 +89,43 @@ def chunkwise(given: DeltaRule) -> tuple[Tensor, Tensor]:
     U, P = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
 
     keys = segments.keys(k, segments.suffix(log_decay), None)
-    before, W, state = _chunk_states(U, P, keys, log_decay, state)
+    before, W, state = chunk_states(U, P, keys, log_decay, state)
     y = reading @ W + segments.queries(q, from_start, None) @ before
     return segments.joined(y, t).transpose(1, 2), state
 
 
-def _chunk_states(
-    U: Tensor, P: Tensor, keys: Tensor, log_decay: Tensor | None, state: Tensor
+def chunk_states(
+    U: Tensor,
+    P: Tensor,
+    keys: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    writes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the states before all chunks (b, h, chunks, dk, dv), corrected values W, and the last state."""
+    """Return the states before all chunks (b, h, chunks, dk, dv), corrected values W, and the last state.
+
+    `writes`, of the shape of the states, is added to the state at the end of each chunk.
+    """
     # as a factor on the rows of a state
     a = None if log_decay is None else log_decay.sum(-2).exp()[..., None]
     if exporting():
         kept = torch.eye(keys.shape[-1], dtype=P.dtype, device=P.device)
         through = (kept if a is None else a * kept) - keys.mT @ P
-        through, added = through.transpose(1, 2), (keys.mT @ U).transpose(1, 2)
-        after = recurrence(through, added, state, product=matrix_product).transpose(1, 2)
+        added = keys.mT @ U if writes is None else keys.mT @ U + writes
+        after = recurrence(
+            through.transpose(1, 2), added.transpose(1, 2), state, product=matrix_product
+        ).transpose(1, 2)
         states = torch.cat([state[:, :, None], after[:, :, :-1]], dim=2)
         return states, U - P @ states, after[:, :, -1]
-    decays = [None] * U.shape[2] if a is None else a.unbind(2)
+    decays, added_to = ([None] * U.shape[2] if x is None else x.unbind(2) for x in (a, writes))
+    chunks = zip(U.unbind(2), P.unbind(2), keys.unbind(2), decays, added_to, strict=True)
     before, corrected = [], []
-    for U_c, P_c, keys_c, a_c in zip(U.unbind(2), P.unbind(2), keys.unbind(2), decays, strict=True):
+    for U_c, P_c, keys_c, a_c, writes_c in chunks:
         before.append(state)
         corrected.append(U_c - P_c @ state)
         kept = state if a_c is None else a_c * state
         state = kept + keys_c.mT @ corrected[-1]
+        state = state if writes_c is None else state + writes_c
     return torch.stack(before, dim=2), torch.stack(corrected, dim=2), state
 
 

@@ -13,7 +13,7 @@ from linrec.ops.delta_rule.torch import twin
 from linrec.ops.kernels.launch import Kernels, power_of_2
 from linrec.ops.matrix import Matrix, Values, kernel
 from linrec.ops.matrix import triton as chunks
-from linrec.ops.matrix.triton import LEAST, Chunks, Tiles, contiguous_like
+from linrec.ops.matrix.triton import LEAST, Chunks, Pair, Tiles, contiguous_like
 
 KERNELS = Kernels("matrix.delta_triton")
 LARGEST = 512
@@ -22,12 +22,11 @@ LARGEST = 512
 
 def _kept(given: Matrix, keep: bool) -> Memory:
     """Return the memory for the chunks' inverses T; the adjoint recomputes all other intermediates."""
-    (batch, time, heads, _), chunk = given.q.shape, chunk_of(given.q, given.log_decay)
-    return Memory((batch, heads, -(-time // chunk), chunk, chunk), given.q.dtype)
+    return chunks.of_chunks(given.q, chunk_of(given.q, given.log_decay))
 
 
 def _forward(out: Values, given: Matrix) -> None:
-    call = _DeltaChunks(given)
+    call = _Chunks(given)
     states, corrected, _ = call.corrected(given.state, out.last, *call.corrections(out.kept))
     matrices = call.q.new_empty(call.batch, 0, 0, 0, 0)
     if call.decay == chunks.CHANNEL:
@@ -37,7 +36,7 @@ def _forward(out: Values, given: Matrix) -> None:
 
 
 def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
-    call, dy, inverses = _DeltaChunks(given), chunks.readable(d.y), kept.kept
+    call, dy, inverses = _Chunks(given), chunks.readable(d.y), kept.kept
     read, values = call.corrections(inverses, known=True)
     # intermediate tensors are deleted after their last use to reduce the peak memory
     last = torch.empty_like(out.state)
@@ -48,28 +47,25 @@ def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     passing = call.decay_gradient(out.log_decay)
     call.gate_gradients(out, dy, corrected, states, gradients, passing=passing)
     del gradients
-    through, of_values = call.value_gradients(out.v, inverses, dcorrected)
+    through, of_values = call.of_values(call.beta, inverses, dcorrected, out.v)
     del dcorrected
     of_keys = call.correction_gradients(through, corrected, states, out.k, passing)
     out.beta.copy_(of_values.sum(-1) + of_keys.sum(-1))
     call.sum_decays(out.log_decay, passing)
 
 
-class _DeltaChunks(Chunks):
-    """The kernel calls of the delta rule, in addition to `gate_loop`'s."""
+class DeltaChunks(Chunks):
+    """The kernel calls of rules that correct, in addition to `gate_loop`'s.
 
-    def __init__(self, given: Matrix) -> None:
-        super().__init__(given, chunk_of(given.q, given.log_decay))
-        assert given.beta is not None
-        self.beta = given.beta.contiguous()
+    Attributes:
+        keys: the keys of corrected values.
+        more: further keys and the values that they write, or nothing.
+    """
 
-    def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
-        """Return P and U; compute and store `inverses` unless they are known."""
-        read, values = contiguous_like(self.k), contiguous_like(self.v)
-        tensors = (self.k, self.v, self.beta, *self.gates, inverses, read, values)
-        flags = {"LEVELS": self.levels, "KNOWN": known}
-        self.per_chunk("corrections", 1, *tensors, strided=(self.k, self.k, self.v), **flags)
-        return read, values
+    def __init__(self, given: Matrix, chunk: int) -> None:
+        super().__init__(given, chunk)
+        self.keys: Tensor = self.k
+        self.more: tuple[Tensor, ...] = ()
 
     def corrected(
         self, start: Tensor, end: Tensor, read: Tensor, values: Tensor
@@ -81,16 +77,22 @@ class _DeltaChunks(Chunks):
         """
         states = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         corrected = contiguous_like(self.v)
-        given, found, transitions = (self.k, read, values, *self.gates), (states, end, corrected), None
+        more, flag = self.more or (self.keys, values), {"MORE": bool(self.more)}
+        given, found, transitions = (
+            (self.keys, read, values, *more, *self.gates),
+            (states, end, corrected),
+            None,
+        )
+        strided = self.keys, *more
         if self.pieces[0] > 1:
             left, transitions = self._of_pieces(self.dv), self._of_pieces(self.dk)
             blocks = sum(self._blocks("delta_states", width) for width in (self.dv, self.dk))
             tensors = (*given, start, left, transitions, *found)
-            self._over_time("delta_states", blocks, tensors, given[:1], local=True)
+            self._over_time("delta_states", blocks, tensors, strided, local=True, **flag)
             start = _chained(start, transitions, left)
         # tensors that only a local pass writes may be any pointer here
         tensors = (*given, start.contiguous(), start, start, *found)
-        self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors, given[:1])
+        self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors, strided, **flag)
         return states, corrected, transitions
 
     def corrected_gradients(
@@ -99,11 +101,10 @@ class _DeltaChunks(Chunks):
         """Return the gradients of the states after the chunks, and dW; fill `dstate`, the initial state's."""
         gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         dcorrected = contiguous_like(self.v)
-        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
-        self.mixings(matrices)
-        given = (self.q, self.k, read, dy, matrices, *self.gates)
+        matrices = self.matrices(self.keys)
+        given = (self.q, self.keys, read, dy, matrices, *self.gates)
         found = gradients, dstate, dcorrected
-        strided = self.q, self.k, dy
+        strided = self.q, self.keys, dy
         blocks = self._blocks("delta_state_gradients", self.dv)
         if transitions is not None:
             left = self._of_pieces(self.dv)
@@ -114,25 +115,21 @@ class _DeltaChunks(Chunks):
         self._over_time("delta_state_gradients", blocks, tensors, strided)
         return gradients, dcorrected
 
-    def value_gradients(self, dv: Tensor, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill dv; return E, and the contribution of the values to the gradient of beta."""
-        through = contiguous_like(self.v)
-        blocks = self._blocks("value_gradients", self.dv)
-        of_values = self._of_steps(blocks)
-        tensors = (inverses, dcorrected, self.v, self.beta, through, dv, of_values)
-        self.per_chunk("value_gradients", blocks, *tensors, strided=(self.v,))
-        return through, of_values
+    def matrices(self, keys: Tensor) -> Tensor:
+        """Return A of all chunks for q and these keys."""
+        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
+        self.mixings(matrices, keys=keys)
+        return matrices
 
-    def correction_gradients(
-        self, through: Tensor, corrected: Tensor, states: Tensor, dk: Tensor, passing: Tensor
-    ) -> Tensor:
-        """Add the corrections' part of the gradients to `dk` and `passing`; return their part of dbeta."""
-        of_keys = self._of_steps(self.blocks_k)
-        given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
-        tensors = (*given, dk, dk, passing, of_keys)
-        flags = {"LEVELS": self.levels, "CORRECTION": True}
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, strided=given[:4], **flags)
-        return of_keys
+    def of_values(self, beta: Tensor | None, inverses: Tensor, dcorrected: Tensor, dv: Tensor) -> Pair:
+        """Return E = T^T dW; with `beta`, fill `dv` and return what the values contribute to its gradient."""
+        through, blocks = contiguous_like(self.v), self._blocks("value_gradients", self.dv)
+        of_beta = self._of_steps(0 if beta is None else blocks)
+        given = self.v if beta is None else beta
+        tensors = (inverses, dcorrected, self.v, given, through, dv, of_beta)
+        strengths = beta is not None
+        self.per_chunk("value_gradients", blocks, *tensors, strided=(self.v,), STRENGTHS=strengths)
+        return through, of_beta
 
     def _of_steps(self, blocks: int) -> Tensor:
         return self.q.new_zeros(*self.q.shape[:3], blocks, dtype=self.wide)
@@ -157,10 +154,11 @@ class _DeltaChunks(Chunks):
         tensors: tuple[Tensor, ...],
         strided: Sequence[Tensor],
         local: bool = False,
+        **flags: bool,
     ) -> None:
         pieces, length = self.pieces
         grid = blocks, pieces, self.batch * self.heads
-        self._run(name, grid, tensors, length, pieces, strided=strided, LOCAL=local)
+        self._run(name, grid, tensors, length, pieces, strided=strided, LOCAL=local, **flags)
 
     def _tiles(self, name: str) -> Tiles:
         if name not in TILES:
@@ -197,11 +195,41 @@ class _DeltaChunks(Chunks):
         return getattr(KERNELS, name) if name in TILES else super()._kernel(name)
 
 
-def chunk_of(q: Tensor, log_decay: Tensor | None) -> int:
-    """Return the number of steps per chunk: below 64 if 64 keys do not fit into shared memory."""
+class _Chunks(DeltaChunks):
+    """The kernel calls of the delta rule."""
+
+    def __init__(self, given: Matrix) -> None:
+        super().__init__(given, chunk_of(given.q, given.log_decay))
+        assert given.beta is not None
+        self.beta = given.beta.contiguous()
+
+    def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
+        """Return P and U; compute and store `inverses` unless they are known."""
+        read, values = contiguous_like(self.k), contiguous_like(self.v)
+        tensors = (self.k, self.v, self.beta, *self.gates, inverses, read, values)
+        flags = {"LEVELS": self.levels, "KNOWN": known}
+        self.per_chunk("corrections", 1, *tensors, strided=(self.k, self.k, self.v), **flags)
+        return read, values
+
+    def correction_gradients(
+        self, through: Tensor, corrected: Tensor, states: Tensor, dk: Tensor, passing: Tensor
+    ) -> Tensor:
+        """Add the corrections' part of the gradients to `dk` and `passing`; return their part of dbeta."""
+        of_keys = self._of_steps(self.blocks_k)
+        given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
+        self.of_pairs((*given, dk, dk, passing, of_keys), correction=True, writes=False)
+        return of_keys
+
+
+def chunk_of(q: Tensor, log_decay: Tensor | None, most: int | None = None) -> int:
+    """Return the number of steps per chunk: below 64 if 64 keys do not fit into shared memory.
+
+    `most` is the largest number of bytes of a chunk's keys.
+    """
     chunk, row = chunks.CHUNK, power_of_2(q.shape[-1]) * q.element_size()
     weighed = log_decay is not None and log_decay.shape[-1] > 1 and q.element_size() > 2
-    most = SMALL if q.shape[-1] > 256 or (weighed and q.shape[-1] > 128) else LARGE
+    if most is None:
+        most = SMALL if q.shape[-1] > 256 or (weighed and q.shape[-1] > 128) else LARGE
     while chunk > LEAST and chunk * row > most:
         chunk //= 2
     return chunk
@@ -224,6 +252,7 @@ LEAST_LENGTH = 16
 # by kernel: for 16-bit inputs, and for wider inputs
 TILES = {
     "corrections": (Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 8, 1)),
+    "erasures": (Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
     "value_gradients": (Tiles(64, 128, 4, 1), Tiles(64, 64, 8, 1)),
     "delta_states": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
     "delta_state_gradients": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),

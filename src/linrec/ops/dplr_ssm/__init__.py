@@ -50,6 +50,8 @@ def dplr_ssm(
 
         x_t = a * x_{t-1} - p Re(q^T x_{t-1}) + b u_t    y_t = Re(sum_n c_n x_tn)
 
+    If the transition changes at every step, use `linrec.ops.generalized_delta_rule`.
+
     If an entry of the state represents a conjugate pair, pass 2 q and 2 c. The model is time-invariant, so it
     is also a convolution, plus the response of the initial state. Without p and q, it is
     `linrec.ops.diagonal_ssm`; with a dense matrix, `linrec.ops.dense_ssm`.

@@ -165,7 +165,7 @@ def _chunk_states(log_decay: Tensor | None, phase: Tensor | None, update: Tensor
 
 def twin(given: Matrix) -> Result:
     """Return y and the last state in torch operations, for double backward."""
-    q, k, v, _, log_decay, state, reset, phase, is_wide = widened(given)
+    q, k, v, _, log_decay, state, reset, phase, is_wide, *_ = widened(given)
     if phase is None:
         y, last = chunkwise(GateLoop(q, k, v, log_decay, None, None, state, reset))
     else:

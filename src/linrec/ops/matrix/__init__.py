@@ -1,4 +1,4 @@
-"""Checks of the inputs that `gate_loop` and `delta_rule` share, and the inputs of their kernels."""
+"""Checks of the inputs that operators with matrix states share, and the inputs of their kernels."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,10 @@ from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
 
 
 class Matrix(NamedTuple):
-    """Inputs of the kernels for matrix states: of `delta_rule`, or of `gate_loop` if `beta` is None.
+    """Inputs of the kernels for matrix states.
+
+    They are those of `delta_rule` with `beta`, of `generalized_delta_rule` with `r` and `w`, and of
+    `gate_loop` without them.
 
     Attributes:
         q: (b, t, h, dk), real, like all tensors here.
@@ -28,6 +31,8 @@ class Matrix(NamedTuple):
             `linrec.ops.gate_loop.variants.real_form` rotates. The
             kernel does not read them, but computes their gradient.
         wide: whether y has the accumulation dtype instead of the dtype of v.
+        r: None or (b, t, h, dk).
+        w: None or (b, t, h, dk).
     """
 
     q: Tensor
@@ -39,6 +44,8 @@ class Matrix(NamedTuple):
     reset: Tensor | None
     phase: Tensor | None = None
     wide: bool = False
+    r: Tensor | None = None
+    w: Tensor | None = None
 
 
 class Values(NamedTuple):
@@ -83,23 +90,25 @@ def kernel(
     inputs: type[In],
     twin: Callable[[In], tuple[Tensor, Tensor]],
     kept: Callable[[In, bool], Memory],
-    forward: Callable[[Values, In], None],
-    adjoint: Callable[[Gradients, In, Values, Values], None],
+    forward: Callable[[Any, In], None],
+    adjoint: Callable[[Gradients, In, Any, Any], None],
     *,
+    outputs: type[Any] = Values,
     output: Callable[[Any], Memory | Tensor] = lambda given: like(given.v),
-) -> Differentiable[In, Values]:
-    """Return a kernel with outputs `Values` and its adjoint as a function; see `kernel_op`.
+) -> Differentiable[In, Any]:
+    """Return a kernel of matrix states and its adjoint as a function; see `kernel_op`.
 
-    `kept` returns the memory of the output that is saved for the adjoint, and `output` the memory of y.
+    `outputs` are y, the last state, and tensors that are saved for the adjoint. `kept` returns the memory of
+    each saved tensor, and `output` the memory of y.
     """
+    saved = outputs._fields[2:]
 
     def memory(given: Any, keep: bool) -> tuple[Memory | Tensor, ...]:
-        return output(given), like(given.state), kept(given, keep)
+        return output(given), like(given.state), *[kept(given, keep)] * len(saved)
 
-    again = by_autograd(twin)
     return kernel_op(
-        name, inputs, Values, memory, forward, adjoint,
-        again=again, batch="q", kept=("kept",), follows={"last": "state"},
+        name, inputs, outputs, memory, forward, adjoint,
+        again=by_autograd(twin), batch="q", kept=saved, follows={"last": "state"},
     )  # fmt: skip
 
 
@@ -107,9 +116,14 @@ def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
     """Return the real dtype that `q` and `k`, both (b, t, h, dk), share; raise if they differ."""
     check_axes("q", q, "(b, t, h, dk)", "Use `unflatten(-1, (h, dk))` to split channels into heads.")
     precision = check_supported("q", q, complex_too=True)
-    check_shape("k", k, "(b, t, h, dk), that of `q`,", q.shape, "Give both the same heads and channels.")
-    _check_same_precision("k", k, q)
+    check_like_queries("k", k, q)
     return precision
+
+
+def check_like_queries(name: str, x: Tensor, q: Tensor) -> None:
+    """Raise unless `x` has the shape and the precision of `q`."""
+    check_shape(name, x, "(b, t, h, dk), that of `q`,", q.shape, "Give both the same heads and channels.")
+    _check_same_precision(name, x, q)
 
 
 def check_values(v: Tensor, q: Tensor) -> None:

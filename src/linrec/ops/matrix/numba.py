@@ -1,4 +1,4 @@
-"""The recurrences of `gate_loop` and `delta_rule` on the CPU, step by step by Numba.
+"""The recurrences of matrix states on the CPU, step by step by Numba.
 
 A thread iterates over time with a block of the state in its cache, so that a step is bound by arithmetic. If
 a gradient is needed, a state per chunk of steps is saved; the adjoint recomputes the others from it.
@@ -44,16 +44,19 @@ def _forward(out: Values, given: Matrix) -> None:
 def _adjoint(out: Gradients, given: Matrix, kept: Values, d: Values) -> None:
     starts, work = kept.kept, _lanes(given.q, given.v)
     out.state.copy_(d.last)
-    dq, dk = _parts(out.q, work.blocks), _parts(out.k, work.blocks)
-    dbeta = starts.new_empty(0, 0, 0, 0) if out.beta is None else _parts(out.beta, work.blocks)
+    totals = out.q, out.k, out.beta, out.r, out.w
+    dq, dk, dbeta, dr, dw = parts = [
+        starts.new_empty(*[0] * axes) if x is None else _parts(x, work.blocks)
+        for x, axes in zip(totals, (5, 5, 4, 5, 5), strict=True)
+    ]
     ddecay, dphase = (_sums(gate, starts, work.blocks) for gate in (given.log_decay, given.phase))
-    found = (x.numpy() for x in (dq, dk, out.v, dbeta, ddecay, dphase, out.state))
+    found = (x.numpy() for x in (dq, dk, out.v, dbeta, dr, dw, ddecay, dphase, out.state))
     arrays = *_arrays(given), launch.array(starts), launch.array(d.y), *found
     work.run(KERNELS, "backward", *arrays, chunk_size(given.q, given.v), work.width)
     if work.blocks > 1:
-        for x, parts in ((out.q, dq), (out.k, dk), (out.beta, dbeta)):
+        for x, terms in zip(totals, parts, strict=True):
             if x is not None:
-                torch.sum(parts, 0, out=x)
+                torch.sum(terms, 0, out=x)
     for gate, sums in ((out.log_decay, ddecay), (out.phase, dphase)):
         if gate is not None:
             gate.copy_(sums.sum(0).sum_to_size(gate.shape))
@@ -69,11 +72,12 @@ def chunk_size(q: Tensor, v: Tensor) -> int:
 
 
 def _arrays(given: Matrix) -> list[Any]:
-    """Return the inputs of both kernels as arrays; None becomes a decay of 1 and an empty `beta`."""
-    q, k, v, beta, log_decay, _, reset, *_ = given
-    strengths = launch.nothing(3, q.dtype) if beta is None else launch.array(beta)
+    """Return the inputs of both kernels as arrays; None becomes a decay of 1 or an empty array."""
+    q, k, v, beta, log_decay, _, reset, _, _, r, w = given
+    absent = ((beta, 3), (r, 4), (w, 4))
+    erasing = (launch.nothing(axes, q.dtype) if x is None else launch.array(x) for x, axes in absent)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
-    return [*map(launch.array, (q, k, v)), strengths, launch.array(a), launch.cut_array(reset)]
+    return [*map(launch.array, (q, k, v)), *erasing, launch.array(a), launch.cut_array(reset)]
 
 
 def _parts(x: Tensor, blocks: int) -> Tensor:

@@ -59,7 +59,7 @@ def readable(x: Tensor) -> Tensor:
 
 
 class Steps(NamedTuple):
-    """Inputs of the kernel of steps: of `delta_rule`, or of `gate_loop` if `beta` is None.
+    """Inputs of the kernel of steps, as in `Matrix`.
 
     Attributes:
         q: (b, t, h, dk), or (b, t, h, 2 dk) if it is complex: the real and the imaginary part of each number.
@@ -70,6 +70,8 @@ class Steps(NamedTuple):
         state: S_0 (b, h, dk, dv), real or complex.
         reset: None, or (b, t), true if the state is cleared before a step.
         phase: arg a, as `log_decay`; with phases the state is complex.
+        r: None or (b, t, h, dk).
+        w: None or (b, t, h, dk).
     """
 
     q: Tensor
@@ -80,6 +82,8 @@ class Steps(NamedTuple):
     state: Tensor
     reset: Tensor | None
     phase: Tensor | None = None
+    r: Tensor | None = None
+    w: Tensor | None = None
 
 
 def _forward_steps(out: Outputs, given: Steps) -> None:
@@ -87,6 +91,8 @@ def _forward_steps(out: Outputs, given: Steps) -> None:
 
     beta, reset, v = given.beta, given.reset, readable(given.v)
     q, k = readable(given.q), readable(given.k)
+    # the kernel does not read a missing tensor, so any pointer works
+    r, w = (q if x is None else readable(x) for x in (given.r, given.w))
     batch, heads, dk, dv = given.state.shape
     is_complex = given.state.is_complex()
     state, last = given.state.contiguous(), out.last
@@ -99,19 +105,19 @@ def _forward_steps(out: Outputs, given: Steps) -> None:
     block_v = max(1, min(power_of_2(dv), numbers // block_k))
     with on_device(q.device):
         KERNELS.steps[(-(-dv // block_v) * batch * heads,)](
-            q, k, v, q if beta is None else beta.contiguous(), decays, phases, mask(reset, q),
-            state, out.y, last, q.shape[1], strides, phase_strides, HEADS=heads, DK=dk, DV=dv,
-            DECAY=decay, PHASE=phase, DELTA=beta is not None, RESET=reset is not None, COMPLEX=is_complex,
-            PARTS_Q=q.shape[-1] // dk, PARTS_K=k.shape[-1] // dk, BLOCK_K=block_k, BLOCK_V=block_v,
+            q, k, v, q if beta is None else beta.contiguous(), r, w, decays, phases, mask(reset, q), state,
+            out.y, last, q.shape[1], strides, phase_strides, HEADS=heads, DK=dk, DV=dv,
+            DECAY=decay, PHASE=phase, DELTA=beta is not None, ERASE=given.r is not None,
+            RESET=reset is not None, COMPLEX=is_complex, PARTS_Q=q.shape[-1] // dk,
+            PARTS_K=k.shape[-1] // dk, BLOCK_K=block_k, BLOCK_V=block_v,
             WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32,
-            LAYOUTS=tuple(map(layout, (q, k, v))), num_warps=4, num_stages=1,
+            LAYOUTS=tuple(map(layout, (q, k, v, r, w))), num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
 def _gates(gates: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int, ...]]:
     """Return the kind of log decays or phases, their values (b, t, h, dk or 1), and three strides."""
     if gates is None:
-        # the kernel does not read a missing tensor, so any pointer works
         return NONE, q, (0, 0, 0)
     values = readable(gates).expand(*q.shape[:2], -1, -1)
     return CHANNEL if gates.shape[-1] > 1 else HEAD, values, values.stride()[:3]
@@ -217,29 +223,54 @@ class Chunks:
             self._run("chunk_states", grid, tensors, length, pieces, strided=(k, v), LOCAL=local, **flags)
         return states
 
-    def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
-        """Fill A of all chunks (b, h, chunks, C, C); return e^P * q and e^R * k if `weigh`."""
-        read, written = (contiguous_like(x) if weigh else x for x in (self.q, self.k))
-        tensors = (self.q, self.k, *self.gates, matrices, read, written)
+    def mixings(
+        self, matrices: Tensor, *, weigh: bool = False, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Fill A of all chunks (b, h, chunks, C, C); return e^P * q and e^R * k if `weigh`.
+
+        `keys` replaces k.
+        """
+        keys = self.k if keys is None else keys
+        read, written = (contiguous_like(x) if weigh else x for x in (self.q, keys))
+        tensors = (self.q, keys, *self.gates, matrices, read, written)
         self.per_chunk("mixings", 1, *tensors, strided=tensors[:2], LEVELS=self.levels, WEIGH=weigh)
         return read, written
 
-    def mixed(self, out: Tensor, *given: Tensor, reverse: bool = False, read: Tensor | None = None) -> None:
+    def mixed(
+        self,
+        out: Tensor,
+        *given: Tensor,
+        reverse: bool = False,
+        read: Tensor | None = None,
+        more: Pair | None = None,
+    ) -> None:
         """Fill y from v, the matrices and the states before the chunks.
 
         In reverse, fill dv from dy, the matrices and the gradients of the states after the chunks. `read` is
-        e^P * q if it has been computed.
+        e^P * q if it has been computed. `more` are further matrices, and the values (b, t, h, dv) that they
+        multiply.
         """
         values, matrices, states = given
         q, flags = self.q if read is None else read, {"REVERSE": reverse, "WEIGHED": read is not None}
-        tensors = (q, self.k, values, *self.gates, matrices, states, out)
+        flags["MORE"] = more is not None
+        tensors = (q, self.k, values, *self.gates, matrices, states, *(more or (matrices, values)), out)
         self.per_chunk("mixed", self._blocks("mixed", self.dv), *tensors, strided=tensors[:3], **flags)
 
     def gate_gradients(self, out: Any, dy: Tensor, v: Tensor, *states: Tensor, passing: Tensor) -> None:
         """Fill `passing` and the gradients of q and k, from states and their gradients; see the kernel."""
         tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
-        flags = {"LEVELS": self.levels, "CORRECTION": False}
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, strided=tensors[:4], **flags)
+        self.of_pairs(tensors)
+
+    def of_pairs(
+        self, tensors: tuple[Tensor, ...], *, correction: bool = False, early: bool = False,
+        reads: bool = True, writes: bool = True,
+    ) -> None:  # fmt: skip
+        """Launch the kernel `gate_gradients` on its tensors."""
+        flags = {"CORRECTION": correction, "EARLY": early, "READS": reads, "WRITES": writes}
+        strided = tensors[:4]
+        self.per_chunk(
+            "gate_gradients", self.blocks_k, *tensors, strided=strided, LEVELS=self.levels, **flags
+        )
 
     def decay_gradient(self, out: Tensor | None) -> Tensor:
         """Return memory for the gradients of decays, which `gate_gradients` fills; `out` if it fits."""
@@ -340,12 +371,16 @@ class Chunks:
                     raise
 
 
+def of_chunks(q: Tensor, chunk: int, *, heads: int | None = None) -> Memory:
+    """Return the memory of a matrix for each chunk (b, h, chunks, C, C)."""
+    batch, time, all_heads, _ = q.shape
+    return Memory((batch, all_heads if heads is None else heads, -(-time // chunk), chunk, chunk), q.dtype)
+
+
 def _kept(given: Matrix, keep: bool) -> Memory:
-    """Return the memory of the chunks' matrices A (b, h, chunks, C, C), saved if decays are per channel."""
-    (batch, time, heads, _), log_decay = given.q.shape, given.log_decay
-    if log_decay is None or log_decay.shape[-1] == 1:
-        heads = 0
-    return Memory((batch, heads, -(-time // CHUNK), CHUNK, CHUNK), given.q.dtype)
+    """Return the memory of the chunks' matrices A, saved if decays are per channel."""
+    per_head = given.log_decay is None or given.log_decay.shape[-1] == 1
+    return of_chunks(given.q, CHUNK, heads=0 if per_head else None)
 
 
 def _forward(out: Values, given: Matrix) -> None:

@@ -12,6 +12,15 @@ state after the chunk:
 
 dV is beta * E, and the values' part of dbeta is E . V. The corrections add the gradients of a `gate_loop`
 with queries beta * K, output gradients -E, and pairs n > m only.
+
+The generalised delta rule writes Z under keys W, where -Z is what R reads. With A_xy for queries x and keys
+y, and P' the sum of log decays before a step:
+
+    Z = M V - P S       M = -T A_rk       P = T (e^P' * R)       L = A_rw
+
+Its recurrence is that of `gate_loop` with keys W for the values Z beside keys K for V. Backward, dZ is as dW
+above with keys W, dV has the further term M^T dZ, and the other gradients are those of two queries, Q for dY
+and early R for -E, with two keys.
 """
 
 import triton
@@ -20,6 +29,7 @@ import triton.language as tl
 from linrec.ops.kernels.matrix.gates_triton import (
     CHANNEL,
     NONE,
+    early,
     factor,
     from_start,
     neighbours,
@@ -86,8 +96,8 @@ def corrections(  # type: ignore[no-untyped-def]
         inverse = tl.load(inverses + at).to(WIDE)
     else:
         below = strength[:, None] * mixing_of(
-            k, k, decays, reset, k, k, b, h, chunk, TIME, strides,
-            HEADS, DK, DECAY, RESET, EXACT, LEVELS, True, False, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS,
+            k, k, decays, reset, k, k, b, h, chunk, TIME, strides, HEADS, DK, DECAY, RESET, EXACT, LEVELS,
+            True, False, False, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS, 0, 1,
         )  # fmt: skip
         inverse = _inverse(below, EXACT, LEVELS, CHUNK, WIDE)
         tl.store(inverses + at, inverse.to(inverses.dtype.element_ty))
@@ -110,13 +120,63 @@ def corrections(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def erasures(  # type: ignore[no-untyped-def]
+    r, w, k, v, decays, reset, inverses, writes, read, values, TIME, CHUNKS, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, LEVELS: tl.constexpr, KNOWN: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
+):  # fmt: skip
+    """Compute T and M of a chunk, unless they are KNOWN; store P as `read` and U as `values`."""
+    _, chunk, matrix = program(1, CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
+    n = tl.arange(0, CHUNK)
+    steps = chunk * CHUNK + n
+    at = (matrix.to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK) + n[:, None] * CHUNK + n[None, :]
+    if KNOWN:
+        inverse = tl.load(inverses + at)
+        weights = tl.load(writes + at)
+    else:
+        below = mixing_of(
+            r, w, decays, reset, r, w, b, h, chunk, TIME, strides, HEADS, DK, DECAY, RESET, EXACT, LEVELS,
+            True, True, False, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS, 0, 1,
+        )  # fmt: skip
+        whole_inverse = _inverse(below, EXACT, LEVELS, CHUNK, WIDE)
+        inverse = whole_inverse.to(inverses.dtype.element_ty)
+        tl.store(inverses + at, inverse)
+        mixing = mixing_of(
+            r, k, decays, reset, r, k, b, h, chunk, TIME, strides, HEADS, DK, DECAY, RESET, EXACT, LEVELS,
+            True, True, False, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS, 0, 2,
+        )  # fmt: skip
+        precision: tl.constexpr = "ieee" if tl.float64 == WIDE else ("tf32x3" if EXACT else "tf32")
+        product = tl.dot(whole_inverse, mixing, input_precision=precision, out_dtype=WIDE)
+        weights = (-product).to(writes.dtype.element_ty)
+        tl.store(writes + at, weights)
+    for block in range(tl.cdiv(DK, BLOCK_K)):
+        rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        reads = strided(r, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
+        if DECAY != NONE:
+            reading = early(
+                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
+            )
+            reads = (reads * factor(from_start(reading, reading, EXACT), DECAY)).to(reads.dtype)
+        result = tl.dot(inverse, reads, input_precision=PRECISION, out_dtype=WIDE)
+        put(read, result, b, h, steps, TIME, HEADS, DK, rows)
+    for block in range(tl.cdiv(DV, BLOCK_V)):
+        columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
+        given = strided(v, LAYOUTS, 3, b, h, steps, TIME, DV, columns)
+        result = tl.dot(weights, given, input_precision=PRECISION, out_dtype=WIDE)
+        put(values, result, b, h, steps, TIME, HEADS, DV, columns)
+
+
+@triton.jit
 def value_gradients(  # type: ignore[no-untyped-def]
     inverses, dcorrected, v, beta, through, dv, dbeta, TIME, CHUNKS, strides,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
-    EXACT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+    EXACT: tl.constexpr, STRENGTHS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
-    """Fill E (`through`), dV and E . V (b, t, h, blocks of columns) for a chunk and some columns."""
+    """Fill E (`through`) for a chunk and some columns; with STRENGTHS dV and E . V (b, t, h, blocks) too."""
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     block, chunk, matrix = program(BLOCKS, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -128,29 +188,31 @@ def value_gradients(  # type: ignore[no-untyped-def]
     given = tile(dcorrected, b, h, steps, TIME, HEADS, DV, columns)
     result = tl.dot(turned, given, input_precision=PRECISION, out_dtype=WIDE)
     put(through, result, b, h, steps, TIME, HEADS, DV, columns)
-    at = (b.to(tl.int64) * TIME + steps) * HEADS + h
-    strength = tl.load(beta + at, mask=steps < TIME, other=0.0).to(WIDE)
-    put(dv, strength[:, None] * result, b, h, steps, TIME, HEADS, DV, columns)
-    values = strided(v, LAYOUTS, 0, b, h, steps, TIME, DV, columns)
-    of_beta = tl.sum(result * values, axis=1)
-    tl.store(dbeta + at * BLOCKS + block, of_beta, mask=steps < TIME)
+    if STRENGTHS:
+        at = (b.to(tl.int64) * TIME + steps) * HEADS + h
+        strength = tl.load(beta + at, mask=steps < TIME, other=0.0).to(WIDE)
+        put(dv, strength[:, None] * result, b, h, steps, TIME, HEADS, DV, columns)
+        values = strided(v, LAYOUTS, 0, b, h, steps, TIME, DV, columns)
+        of_beta = tl.sum(result * values, axis=1)
+        tl.store(dbeta + at * BLOCKS + block, of_beta, mask=steps < TIME)
 
 
 @triton.jit
 def delta_states(  # type: ignore[no-untyped-def]
-    keys, read, values, decays, reset, start, left, transitions, states, end, corrected, TIME, CHUNKS,
-    strides, LENGTH, PIECES,
+    keys, read, values, others, added, decays, reset, start, left, transitions, states, end, corrected,
+    TIME, CHUNKS, strides, LENGTH, PIECES,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
-    EXACT: tl.constexpr, LOCAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    EXACT: tl.constexpr, LOCAL: tl.constexpr, MORE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
     """Fill W = U - P S, the states before the chunks, and the last state, for some columns.
 
-    P is `read` and U is `values`. Few heads do not occupy a GPU, so time is divided into PIECES segments of
-    LENGTH chunks, each with an initial state in `start` (b, h, segments, dk, dv). A first, LOCAL run provides
-    these states: a segment maps its initial state S to M S + N. N is its final state from zeros. The
-    transition M is its final state from the identity without values. The blocks of columns after the values'
-    blocks compute M.
+    P is `read` and U is `values`. With MORE, the keys `others` write the values `added` too.
+
+    Few heads do not occupy a GPU, so time is divided into PIECES segments of LENGTH chunks, each with an
+    initial state in `start` (b, h, segments, dk, dv). A first, LOCAL run provides these states: a segment
+    maps its initial state S to M S + N. N is its final state from zeros. The transition M is its final state
+    from the identity without values. The blocks of columns after the values' blocks compute M.
     """
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     ALL: tl.constexpr = BLOCKS + ((DK + BLOCK_V - 1) // BLOCK_V if LOCAL else 0)
@@ -179,14 +241,22 @@ def delta_states(  # type: ignore[no-untyped-def]
         if not LOCAL:
             put(corrected, w, b, h, steps, TIME, HEADS, DV, columns)
         k = strided(keys, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
+        if MORE:
+            other = strided(others, LAYOUTS, 1, b, h, steps, TIME, DK, rows)
+            given = strided(added, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
         if DECAY != NONE:
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
             )
-            k = (k * factor(to_end(first, second, DECAY, EXACT), DECAY)).to(k.dtype)
+            weight = factor(to_end(first, second, DECAY, EXACT), DECAY)
+            k = (k * weight).to(k.dtype)
+            if MORE:
+                other = (other * weight).to(other.dtype)
             total = whole(first, second, EXACT)
             state = state * (total[:, None] if DECAY == CHANNEL else total)
         state = tl.dot(tl.trans(k), w.to(k.dtype), state, input_precision=PRECISION, out_dtype=WIDE)
+        if MORE:
+            state = tl.dot(tl.trans(other), given, state, input_precision=PRECISION, out_dtype=WIDE)
     if LOCAL:
         tl.store(left + this * size + at, state, mask=inside)
         unit = (rows < DK)[:, None] & ((of_unit >= 0) & (of_unit < DK))[None, :]

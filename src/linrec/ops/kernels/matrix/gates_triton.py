@@ -2,6 +2,9 @@
 
 See `triton.py` for the equations. The decays of a chunk are a pair. If EXACT, the pair is its log decays g,
 and the same one step later, `later`. Else it is the sums P, and P of the last step.
+
+EARLY queries read the state before the decay and the writes of their step. Their first decays are `early`:
+g or P one step before, and zero at the first step of the chunk.
 """
 
 import triton
@@ -125,6 +128,23 @@ def of_chunk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def early(  # type: ignore[no-untyped-def]
+    decays, reset, b, h, chunk, TIME, strides, columns, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    DECAY: tl.constexpr, RESET: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Load the first decays of EARLY queries."""
+    n = tl.arange(0, CHUNK)
+    steps = tl.maximum(chunk * CHUNK + n - 1, 0)
+    if EXACT:
+        end = chunk * CHUNK + CHUNK
+        x = log_decays(decays, reset, b, h, steps, end, TIME, strides, columns, WIDTH, DECAY, RESET, WIDE)
+    else:
+        x = _sums(decays, b, h, steps, TIME, HEADS, WIDTH, columns, DECAY)
+    return tl.where(rowwise(n > 0, DECAY), x, 0.0)
+
+
+@triton.jit
 def power(exponent, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return e^x, or 2^x for the sums, which are logarithms to base 2."""
     return tl.exp(exponent) if EXACT else tl.exp2(exponent)
@@ -155,17 +175,24 @@ def whole(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return D (CHUNK, CHUNK) for a decay per head; its transpose if REVERSE."""
+def of_pairs(  # type: ignore[no-untyped-def]
+    first, reading, REVERSE: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Return D (CHUNK, CHUNK) for a decay per head; its transpose if REVERSE.
+
+    `reading` are the decays of queries: `first`, or `early` if EARLY.
+    """
     n = tl.arange(0, CHUNK)
     row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
     if EXACT:
-        # sums over the steps after the column's step, up to the row's step
-        step = first[None, :] if REVERSE else first[:, None]
-        exponent = tl.cumsum(tl.where(row > column, step, 0.0), axis=1 if REVERSE else 0)
+        # sums over the steps after the column's step, up to the row's step, or before it if EARLY
+        step = reading[None, :] if REVERSE else reading[:, None]
+        after = row - 1 > column if EARLY else row > column
+        exponent = tl.cumsum(tl.where(after, step, 0.0), axis=1 if REVERSE else 0)
     else:
-        exponent = (first[None, :] - first[:, None]) if REVERSE else (first[:, None] - first[None, :])
-    return tl.where(row >= column, power(tl.minimum(exponent, 0.0), EXACT), 0.0)
+        exponent = (reading[None, :] - first[:, None]) if REVERSE else (reading[:, None] - first[None, :])
+    seen = row > column if EARLY else row >= column
+    return tl.where(seen, power(tl.minimum(exponent, 0.0), EXACT), 0.0)
 
 
 @triton.jit
@@ -182,15 +209,17 @@ def neighbours(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def segments(level, TURNED: tl.constexpr, EARLY: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return a mask of the steps (n, j) of a chunk in the same block of L = 2^level steps.
 
-    Right blocks include j <= n, left blocks j > n. With TURNED, the mask is transposed to (j, n).
+    Right blocks include j <= n, or j < n if EARLY; left blocks j > n. With TURNED, the mask is transposed to
+    (j, n).
     """
     n = tl.arange(0, CHUNK)
     row, column = (n[None, :], n[:, None]) if TURNED else (n[:, None], n[None, :])
     block = row >> level
-    return (block == (column >> level)) & ((column <= row) == ((block & 1) == 1))
+    which = (block == (column >> level)) & ((column <= row) == ((block & 1) == 1))
+    return which & (column != row) if EARLY else which
 
 
 @triton.jit
@@ -202,19 +231,20 @@ def summed(which, x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def of_level(  # type: ignore[no-untyped-def]
-    first, decays, b, h, chunk, TIME, columns, level,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
+    first, reading, decays, b, h, chunk, TIME, columns, level,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Return factors (CHUNK, columns) of pairs that are separated at a multiple of L = 2^level.
 
-    In right blocks, the factor is the decay from the end of the left block up to the step. In left blocks, it
-    is the decay after the step, up to that end.
+    In right blocks, the factor is the decay from the end of the left block up to the step, or before it if
+    EARLY. In left blocks, it is the decay after the step, up to that end.
     """
     if EXACT:
-        exponent = summed(segments(level, False, CHUNK), first)
+        exponent = summed(segments(level, False, EARLY, CHUNK), first)
     else:
         middle = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
-        exponent = -tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL))
+        here = tl.where(right(level, CHUNK)[:, None], reading, first) if EARLY else first
+        exponent = -tl.abs(here - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL))
     return power(exponent, EXACT)
 
 
@@ -222,19 +252,25 @@ def of_level(  # type: ignore[no-untyped-def]
 def gate_gradients(  # type: ignore[no-untyped-def]
     q, k, v, dy, decays, reset, states, gradients, beta, dq, dk, passing, dbeta, TIME, CHUNKS, strides,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
-    EXACT: tl.constexpr, LEVELS: tl.constexpr, CORRECTION: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
+    EXACT: tl.constexpr, LEVELS: tl.constexpr, CORRECTION: tl.constexpr, EARLY: tl.constexpr,
+    READS: tl.constexpr, WRITES: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
     """Fill dQ and dK for a chunk and some channels, and `passing`, the gradient of log decays.
 
     `states` are the states before the chunks, and `gradients` the gradients of the states after them.
     `passing` is (b, t, h, dk) if CHANNEL; if HEAD, it is (b, t, h, blocks of channels) and must be summed.
 
-    CORRECTION selects the delta rule's corrections. Keys, as `q`, with strengths beta read outputs -y before
-    their step writes, and nothing passes the end of the chunk. The kernel then adds its gradients to `dk` and
-    `passing`, and fills the gradient of beta (b, t, h, blocks of channels), which must be summed.
+    Further queries and keys have launches of their own, which add to these gradients. READS tells whether the
+    queries have not been launched before, and so read the state, and WRITES whether the keys have not.
+
+    EARLY queries read outputs -y before the decay and the writes of their step. CORRECTION selects the delta
+    rule's corrections: keys, as `q`, with strengths beta read outputs -y before their step writes. The kernel
+    then fills the gradient of beta (b, t, h, blocks of channels), which must be summed, in place of `dq`.
     """
+    # pairs n > m only
+    STRICT: tl.constexpr = CORRECTION or EARLY
+    FIRST: tl.constexpr = READS and WRITES
     BLOCKS: tl.constexpr = (DK + BLOCK_K - 1) // BLOCK_K
     block, chunk, matrix = program(BLOCKS, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -250,30 +286,33 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     for i in range(tl.cdiv(DV, BLOCK_V)):
         columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
         given = strided(dy, LAYOUTS, 3, b, h, steps, TIME, DV, columns)
-        if CORRECTION:
+        if STRICT:
             given = -given
         values = strided(v, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
         lower = tl.dot(given, tl.trans(values), lower, input_precision=PRECISION, out_dtype=WIDE)
         upper = tl.dot(values, tl.trans(given), upper, input_precision=PRECISION, out_dtype=WIDE)
         inside = (columns < DV)[:, None] & (rows < DK)[None, :]
         at = place + columns[:, None] + rows[None, :] * DV
-        state = tl.load(states + at, mask=inside, other=0.0)
-        read = tl.dot(given, state.to(given.dtype), read, input_precision=PRECISION, out_dtype=WIDE)
-        if not CORRECTION:
+        if READS:
+            state = tl.load(states + at, mask=inside, other=0.0)
+            read = tl.dot(given, state.to(given.dtype), read, input_precision=PRECISION, out_dtype=WIDE)
+        if WRITES:
             gradient = tl.load(gradients + at, mask=inside, other=0.0)
             written = tl.dot(
                 values, gradient.to(values.dtype), written, input_precision=PRECISION, out_dtype=WIDE
             )
-            if DECAY != NONE:
-                crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
+        if FIRST and DECAY != NONE:
+            crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
     queries = strided(q, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
     keys = strided(k, LAYOUTS, 1, b, h, steps, TIME, DK, rows)
     strength = tl.full((CHUNK,), 1.0, WIDE)
     if CORRECTION:
         strength = tl.load(beta + (b.to(tl.int64) * TIME + steps) * HEADS + h, mask=steps < TIME, other=0.0)
         strength = strength.to(WIDE)
+        upper *= strength[None, :]
+    if STRICT:
         lower = tl.where(n[:, None] > n[None, :], lower, 0.0)
-        upper = tl.where(n[:, None] < n[None, :], upper * strength[None, :], 0.0)
+        upper = tl.where(n[:, None] < n[None, :], upper, 0.0)
     if DECAY == NONE:
         lower = tl.where(n[:, None] >= n[None, :], lower, 0.0).to(keys.dtype)
         upper = tl.where(n[:, None] <= n[None, :], upper, 0.0).to(keys.dtype)
@@ -283,13 +322,21 @@ def gate_gradients(  # type: ignore[no-untyped-def]
         first, second = of_chunk(
             decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
         )
-        read *= factor(from_start(first, second, EXACT), DECAY)
+        reading = first
+        if EARLY:
+            reading = early(
+                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
+            )
+        read *= factor(from_start(reading, second, EXACT), DECAY)
         through = crossing * whole(first, second, EXACT)
         passed = tl.zeros((CHUNK, BLOCK_K), WIDE)
-        if EXACT:
-            # states that are read from this step on
-            passed += tl.cumsum(read * queries * strength[:, None], axis=0, reverse=True)
-        if not CORRECTION:
+        if EXACT and READS:
+            # states that are read from this step on; by EARLY queries, after it
+            reads = read * queries * strength[:, None]
+            passed += tl.cumsum(reads, axis=0, reverse=True)
+            if EARLY:
+                passed -= reads
+        if WRITES:
             written *= factor(to_end(first, second, DECAY, EXACT), DECAY)
             reaching = written * keys
             if EXACT:
@@ -298,35 +345,40 @@ def gate_gradients(  # type: ignore[no-untyped-def]
             else:
                 through += tl.sum(reaching, axis=0)
         if DECAY == HEAD:
-            lower *= of_pairs(first, False, EXACT, CHUNK)
-            upper *= of_pairs(first, True, EXACT, CHUNK)
+            lower *= of_pairs(first, reading, False, EXACT, EARLY, CHUNK)
+            upper *= of_pairs(first, reading, True, EXACT, EARLY, CHUNK)
             read = tl.dot(lower.to(keys.dtype), keys, read, input_precision=PRECISION, out_dtype=WIDE)
             written = tl.dot(
                 upper.to(keys.dtype), queries, written, input_precision=PRECISION, out_dtype=WIDE
             )
             if EXACT:
-                # pairs n >= j > m: sums over m < j, then over n >= j
+                # pairs n >= j > m, or n > j > m: sums over m < j, then over n
                 pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
                 pairs *= lower * strength[:, None]
                 before = tl.cumsum(pairs, axis=1) - pairs
-                of_head = tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
+                later = n[:, None] > n[None, :] if EARLY else n[:, None] >= n[None, :]
+                of_head = tl.sum(tl.where(later, before, 0.0), axis=0)
                 of_head += tl.sum(passed, axis=1)
             else:
-                of_step = strength * tl.sum(read * queries, axis=1) - tl.sum(written * keys, axis=1)
-                of_head = tl.cumsum(of_step, axis=0, reverse=True)
+                of_read = strength * tl.sum(read * queries, axis=1)
+                of_head = tl.cumsum(of_read - tl.sum(written * keys, axis=1), axis=0, reverse=True)
+                if EARLY:
+                    of_head -= of_read
             of_head += tl.sum(through)
             at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * BLOCKS + block
-            if CORRECTION:
+            if not FIRST:
                 of_head += tl.load(passing + at, mask=steps < TIME, other=0.0)
             tl.store(passing + at, of_head, mask=steps < TIME)
         else:
             both = tl.where(n[:, None] >= n[None, :], lower, upper)
-            if not CORRECTION:
+            if not STRICT:
                 own = tl.sum(tl.where(n[:, None] == n[None, :], both, 0.0), axis=1)[:, None]
                 read += own * keys
                 written += own * queries
             for level in range(LEVELS):
-                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                weight = of_level(
+                    first, reading, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, EARLY, CHUNK
+                )
                 # right blocks read and left blocks write, and the gradient of a step combines with the steps
                 # of the other block
                 is_read = right(level, CHUNK)[:, None]
@@ -339,18 +391,24 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 written += tl.where(is_read, 0.0, found)
                 if EXACT:
                     x_read = tl.where(is_read, strength[:, None], 1.0)
-                    passed += summed(segments(level, True, CHUNK), found * x * x_read)
+                    passed += summed(segments(level, True, EARLY, CHUNK), found * x * x_read)
             if not EXACT:
-                of_step = read * queries * strength[:, None] - written * keys
-                passed = tl.cumsum(of_step, axis=0, reverse=True)
+                of_read = read * queries * strength[:, None]
+                passed = tl.cumsum(of_read - written * keys, axis=0, reverse=True)
+                if EARLY:
+                    passed -= of_read
             passed += through[None, :]
-            if CORRECTION:
+            if not FIRST:
                 passed += tile(passing, b, h, steps, TIME, HEADS, DK, rows)
             put(passing, passed, b, h, steps, TIME, HEADS, DK, rows)
     if CORRECTION:
         at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * BLOCKS + block
         tl.store(dbeta + at, tl.sum(read * keys, axis=1), mask=steps < TIME)
-        written += strength[:, None] * read + tile(dk, b, h, steps, TIME, HEADS, DK, rows)
+        written += strength[:, None] * read
     else:
+        if not READS:
+            read += tile(dq, b, h, steps, TIME, HEADS, DK, rows)
         put(dq, read, b, h, steps, TIME, HEADS, DK, rows)
+    if not WRITES:
+        written += tile(dk, b, h, steps, TIME, HEADS, DK, rows)
     put(dk, written, b, h, steps, TIME, HEADS, DK, rows)

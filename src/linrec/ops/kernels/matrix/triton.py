@@ -39,6 +39,7 @@ from linrec.ops.kernels.matrix.gates_triton import (
     LEAST,
     LOG2_E,
     NONE,
+    early,
     factor,
     from_start,
     log_decays,
@@ -50,6 +51,7 @@ from linrec.ops.kernels.matrix.gates_triton import (
     put,
     right,
     strided,
+    tile,
     to_end,
     whole,
 )
@@ -143,8 +145,8 @@ def mixings(  # type: ignore[no-untyped-def]
     b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
     mixing = mixing_of(
-        q, k, decays, reset, read, written, b, h, chunk, TIME, strides,
-        HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, WEIGH, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS,
+        q, k, decays, reset, read, written, b, h, chunk, TIME, strides, HEADS, DK, DECAY, RESET, EXACT,
+        LEVELS, False, False, WEIGH, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS, 0, 1,
     )  # fmt: skip
     place = (matrix.to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
@@ -154,21 +156,32 @@ def mixings(  # type: ignore[no-untyped-def]
 def mixing_of(  # type: ignore[no-untyped-def]
     q, k, decays, reset, read, written, b, h, chunk, TIME, strides,
     HEADS: tl.constexpr, DK: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, EXACT: tl.constexpr,
-    LEVELS: tl.constexpr, STRICT: tl.constexpr, WEIGH: tl.constexpr, CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr, STRICT: tl.constexpr, EARLY: tl.constexpr, WEIGH: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
+    OF_Q: tl.constexpr, OF_K: tl.constexpr,
 ):  # fmt: skip
-    """Return A (CHUNK, CHUNK) for a chunk, with STRICT without its diagonal; see `mixings`."""
+    """Return A (CHUNK, CHUNK) for a chunk, with STRICT without its diagonal; see `mixings`.
+
+    EARLY queries, which are STRICT, read the state before the decay of their step. OF_Q and OF_K are the
+    indices of the layouts of q and k.
+    """
     n = tl.arange(0, CHUNK)
     steps = chunk * CHUNK + n
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
     for block in range(tl.cdiv(DK, BLOCK_K)):
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
-        queries = strided(q, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
-        keys = strided(k, LAYOUTS, 1, b, h, steps, TIME, DK, rows)
+        queries = strided(q, LAYOUTS, OF_Q, b, h, steps, TIME, DK, rows)
+        keys = strided(k, LAYOUTS, OF_K, b, h, steps, TIME, DK, rows)
         if DECAY == CHANNEL:
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
             )
+            reading = first
+            if EARLY:
+                reading = early(
+                    decays, reset, b, h, chunk, TIME, strides, rows,
+                    HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE,
+                )  # fmt: skip
             # converted once, not at every level
             wide_q, wide_k = queries.to(WIDE), keys.to(WIDE)
             if WEIGH:
@@ -180,7 +193,9 @@ def mixing_of(  # type: ignore[no-untyped-def]
                 own = tl.sum(wide_q * wide_k, axis=1)
                 mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
             for level in range(LEVELS):
-                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                weight = of_level(
+                    first, reading, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, EARLY, CHUNK
+                )
                 # right blocks read and left blocks write
                 x = (tl.where(right(level, CHUNK)[:, None], wide_q, wide_k) * weight).to(keys.dtype)
                 pairs = tl.dot(x, tl.trans(x), input_precision=PRECISION, out_dtype=WIDE)
@@ -191,23 +206,28 @@ def mixing_of(  # type: ignore[no-untyped-def]
         first, _ = of_chunk(
             decays, reset, b, h, chunk, TIME, strides, n, HEADS, 1, HEAD, RESET, EXACT, CHUNK, WIDE
         )
-        mixing *= of_pairs(first, False, EXACT, CHUNK)
+        reading = first
+        if EARLY:
+            reading = early(
+                decays, reset, b, h, chunk, TIME, strides, n, HEADS, 1, HEAD, RESET, EXACT, CHUNK, WIDE
+            )
+        mixing *= of_pairs(first, reading, False, EXACT, EARLY, CHUNK)
     inside = n[:, None] > n[None, :] if STRICT else n[:, None] >= n[None, :]
     return tl.where(inside, mixing, 0.0)
 
 
 @triton.jit
 def mixed(  # type: ignore[no-untyped-def]
-    q, k, values, decays, reset, matrices, states, out, TIME, CHUNKS, strides,
+    q, k, values, decays, reset, matrices, states, others, added, out, TIME, CHUNKS, strides,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
-    EXACT: tl.constexpr, REVERSE: tl.constexpr, WEIGHED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
+    EXACT: tl.constexpr, REVERSE: tl.constexpr, WEIGHED: tl.constexpr, MORE: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
     """Fill Y for a chunk and some columns of v; with REVERSE, dV from dy and the gradients of states.
 
     `matrices` come from `mixings` if CHANNEL; otherwise A is computed here. With WEIGHED, the queries are
-    already e^P * Q.
+    already e^P * Q. MORE adds the products of the matrices `others` with the values `added`.
     """
     block_v, chunk, matrix = program(tl.cdiv(DV, BLOCK_V), CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -243,8 +263,8 @@ def mixed(  # type: ignore[no-untyped-def]
         result = tl.dot(x, state.to(x.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
     if not EARLY:
         given = strided(values, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
+    at = n[None, :] * CHUNK + n[:, None] if REVERSE else n[:, None] * CHUNK + n[None, :]
     if DECAY == CHANNEL:
-        at = n[None, :] * CHUNK + n[:, None] if REVERSE else n[:, None] * CHUNK + n[None, :]
         weights = tl.load(matrices + matrix * (CHUNK * CHUNK) + at)
     elif DECAY == HEAD:
         first, second = of_chunk(
@@ -252,11 +272,15 @@ def mixed(  # type: ignore[no-untyped-def]
         )
         weight = to_end(first, second, HEAD, EXACT) if REVERSE else from_start(first, second, EXACT)
         result *= weight[:, None]
-        weights = (mixing * of_pairs(first, REVERSE, EXACT, CHUNK)).to(given.dtype)
+        weights = (mixing * of_pairs(first, first, REVERSE, EXACT, False, CHUNK)).to(given.dtype)
     else:
         later = n[:, None] <= n[None, :] if REVERSE else n[:, None] >= n[None, :]
         weights = tl.where(later, mixing, 0.0).to(given.dtype)
     result = tl.dot(weights, given, result, input_precision=PRECISION, out_dtype=WIDE)
+    if MORE:
+        weights = tl.load(others + matrix * (CHUNK * CHUNK) + at)
+        given = tile(added, b, h, steps, TIME, HEADS, DV, columns)
+        result = tl.dot(weights, given, result, input_precision=PRECISION, out_dtype=WIDE)
     put(out, result, b, h, steps, TIME, HEADS, DV, columns)
 
 
@@ -277,13 +301,13 @@ def of_step(gate, rows, KIND: tl.constexpr, DK: tl.constexpr, WIDE: tl.constexpr
 
 @triton.jit
 def steps(  # type: ignore[no-untyped-def]
-    q, k, v, beta, decays, phases, reset, start, y, end, TIME, strides, phase_strides,
+    q, k, v, beta, r, w, decays, phases, reset, start, y, end, TIME, strides, phase_strides,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, PHASE: tl.constexpr,
-    DELTA: tl.constexpr, RESET: tl.constexpr, COMPLEX: tl.constexpr, PARTS_Q: tl.constexpr,
-    PARTS_K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
+    DELTA: tl.constexpr, ERASE: tl.constexpr, RESET: tl.constexpr, COMPLEX: tl.constexpr,
+    PARTS_Q: tl.constexpr, PARTS_K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    WIDE: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
-    """Fill Y for all steps, and the last state, for `gate_loop` or `delta_rule`.
+    """Fill Y for all steps, and the last state, for `gate_loop`, `delta_rule` or the generalised rule.
 
     A program holds some columns of a state in its registers and iterates over time. For a single step, it
     reads and writes each number once.
@@ -315,6 +339,14 @@ def steps(  # type: ignore[no-untyped-def]
         query = part(row_q, rows, 0, PARTS_Q, DK, WIDE)
         key = part(row_k, rows, 0, PARTS_K, DK, WIDE)
         value = tl.load(v + row_v + columns, mask=columns < DV, other=0.0).to(WIDE)
+        if RESET:
+            cut = tl.load(reset + b * TIME + t) != 0
+            state = tl.where(cut, 0.0, state)
+            if COMPLEX:
+                imaginary = tl.where(cut, 0.0, imaginary)
+        if ERASE:
+            read = part(r + step * LAYOUTS[3][0] + h * LAYOUTS[3][1], rows, 0, 1, DK, WIDE)
+            erased = tl.sum(state * read[:, None], axis=0)
         if DECAY != NONE:
             gate = decays + b * strides[0] + t * strides[1] + h * strides[2]
             magnitude = tl.exp(of_step(gate, rows, DECAY, DK, WIDE))
@@ -326,21 +358,19 @@ def steps(  # type: ignore[no-untyped-def]
             angle = of_step(gate, rows, PHASE, DK, WIDE)
             cos, sin = tl.cos(angle), tl.sin(angle)
             state, imaginary = state * cos - imaginary * sin, state * sin + imaginary * cos
-        if RESET:
-            cut = tl.load(reset + b * TIME + t) != 0
-            state = tl.where(cut, 0.0, state)
-            if COMPLEX:
-                imaginary = tl.where(cut, 0.0, imaginary)
+        if ERASE:
+            write = part(w + step * LAYOUTS[4][0] + h * LAYOUTS[4][1], rows, 0, 1, DK, WIDE)
+            state -= write[:, None] * erased[None, :]
         if DELTA:
             found = tl.sum(state * key[:, None], axis=0)
             value = tl.load(beta + place).to(WIDE) * (value - found)
         state += key[:, None] * value[None, :]
         if PARTS_K == 2:
             imaginary += part(row_k, rows, 1, PARTS_K, DK, WIDE)[:, None] * value[None, :]
-        read = state * query[:, None]
+        found = state * query[:, None]
         if COMPLEX and PARTS_Q == 2:
-            read -= imaginary * part(row_q, rows, 1, PARTS_Q, DK, WIDE)[:, None]
-        tl.store(y + place * DV + columns, tl.sum(read, axis=0).to(y.dtype.element_ty), mask=columns < DV)
+            found -= imaginary * part(row_q, rows, 1, PARTS_Q, DK, WIDE)[:, None]
+        tl.store(y + place * DV + columns, tl.sum(found, axis=0).to(y.dtype.element_ty), mask=columns < DV)
     if COMPLEX:
         state = tl.reshape(tl.join(state, imaginary), (BLOCK_K, PARTS * BLOCK_V))
     tl.store(end + at, state.to(end.dtype.element_ty), mask=inside)
