@@ -74,6 +74,7 @@ def before_reference(name: str) -> str:
         {
             "Recurrence": _recurrence(name),
             "State": _state(name),
+            "Time parallelism": _over_processes(name),
             "Use": written(uri(name)),
             "Comparison with released code": tables.released(name),
         },
@@ -119,6 +120,18 @@ def _recurrence(name: str) -> str:
     ]
     table = tables.markdown_table(("operator", "mode", "backends"), rows)
     return f"With its default arguments, the mixer calls:\n{table}" + (SEGMENTS if by_segments else "")
+
+
+def _over_processes(name: str) -> str:
+    """Return how `time_parallel` runs the mixer."""
+    turns, link = tables.turns(name), "[`time_parallel`](../parallel.md)"
+    if turns is None:
+        return f"{link} refuses the mixer, whose steps depend on later steps."
+    if not turns:
+        return f"Under {link}, all processes run their steps in parallel."
+    own = "the mixer" if tables.built(name).takes_turns else "its loop over steps or segments"
+    what = " and ".join(own if turn == name else f"`{turn}`" for turn in turns)
+    return f"Under {link}, {what} runs in one process after another; the rest runs in parallel."
 
 
 def _state(name: str) -> str:

@@ -30,6 +30,7 @@ from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from linrec import learning, mixers, ops
 from linrec.lab import streams, tasks
@@ -40,7 +41,8 @@ from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.config import ARGUMENTS
 from linrec.nn.mixer import Mixer
 from linrec.ops.core.backends import Pair
-from linrec.ops.core.call import Call, Result, handling, unhandled
+from linrec.ops.core.call import Call, Result, TimeSplit, handling, unhandled
+from linrec.parallel.operators import OPERATORS as PARALLEL
 
 # tests load this file by its path, so what lies beside it is not on the path of imports
 sys.path.insert(0, str(Path(__file__).parent))
@@ -232,6 +234,55 @@ def built(mixer: str) -> Mixer:
     return mixers.build(mixer, WIDTH)
 
 
+class _Observed(TimeSplit):
+    """A split of time into one part, which lists the functions that would run in turn."""
+
+    operators = tuple(PARALLEL)
+
+    def __init__(self) -> None:
+        self.turns: list[str] = []
+
+    def run(self, call: Call) -> Result:
+        """Run the operator."""
+        with unhandled():
+            return call.operator.run(call.inputs, call.backend)
+
+    def halo(self, x: Tensor, state: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the state, and the last inputs."""
+        return state, torch.cat([state, x], 1)[:, x.shape[1] :]
+
+    def in_turn(self, name: str, run: Any, state: Any, given: Any) -> Any:
+        """Run the function, and list its name."""
+        self.turns.append(name)
+        with unhandled():
+            return run(state)
+
+
+@functools.cache
+def turns(mixer: str) -> tuple[str, ...] | None:
+    """Return what `time_parallel` runs in one process after another; None if it refuses the mixer."""
+    if not built(mixer).is_causal:
+        return None
+    observed = _Observed()
+    with handling(observed):
+        built(mixer)(torch.zeros(1, 3, WIDTH))
+    return tuple(dict.fromkeys(observed.turns))
+
+
+def parallel_table() -> str:
+    """Return all mixers by what runs in one process after another where processes share sequences."""
+    kinds: dict[str, list[str]] = {}
+    for mixer in mixers.names():
+        names = turns(mixer)
+        kind = "refused: steps see later steps"
+        if names is not None:
+            own = "the whole mixer" if built(mixer).takes_turns else "a loop over its steps or segments"
+            kind = ", ".join(f"`{name}`" if name != mixer else own for name in names)
+        kinds.setdefault(kind or "nothing", []).append(f"`{mixer}`")
+    rows = sorted(kinds.items(), key=lambda row: (row[0] != "nothing", -len(row[1]), row[0]))
+    return markdown_table(("in turn", "mixers"), [(kind, ", ".join(names)) for kind, names in rows])
+
+
 def by_segments(mixer: str) -> bool:
     """Return whether the memory of the mixer changes at the ends of segments."""
     return built(mixer).segment_length is not None
@@ -341,6 +392,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixers_with_dt": lambda: mixer_literal([name for name in mixers.names() if mixers.get(name).takes_dt]),
     "mixer_imports": mixer_imports,
     "coverage": coverage,
+    "parallel": parallel_table,
 }
 TABLES |= {
     name: functools.partial(lambda table: markdown_table(*table()), table)

@@ -2,8 +2,9 @@
 
     python -m tests.parallel.process SIZE FOLDER DEVICE [NAME ...]
 
-The names are of cases; without, those of the size and the device run. A case is a function `case_...`, and holds where it raises nothing on any rank. Imports take longer than the
-cases do, so one set of processes runs all of them, forked from one that has imported everything.
+The names are of cases; without, those of the size and the device run. A case is a function `case_...`, and
+holds where it raises nothing on any rank. Imports take longer than the cases do, so one set of processes runs
+all of them, forked from one that has imported everything.
 """
 
 import contextlib

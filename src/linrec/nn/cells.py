@@ -133,7 +133,7 @@ def step_by_step(
     given = [*inputs, *(_cut(reset, dim, axis) for dim in axes)]
     first = next(x for x in inputs if x is not None)
 
-    def run(state: Tensors) -> tuple[Tensors, Tensors]:
+    def run(state: Tensors) -> Step:
         with without_autocast(first.device.type):
             if first.shape[axis] > 0:
                 return loop(after_reset, state, given, axis=axis)[::-1]

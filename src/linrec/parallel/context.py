@@ -26,11 +26,14 @@ def time_parallel(group: dist.ProcessGroup | None = None) -> Iterator[Ranks]:
 
         S_r = A_r S_{r-1} + B_r
 
-    Within this context `scan` and `gate_loop` take the steps of this rank and return their outputs. So do
-    mixers and models that mix time only by these operators. The final state belongs to the whole sequence,
-    and is the same on every rank. A_r is the product of the transitions of segment r, and B_r is the
-    segment's final state if it starts from zero. The ranks exchange only A_r and B_r, whose sizes do not
-    depend on time.
+    Within this context mixers and models take the steps of this rank and return their outputs. The final
+    state belongs to the whole sequence, and is the same on every rank.
+
+    For linear recurrences, A_r is the product of the transitions of segment r, and B_r is the segment's final
+    state if it starts from zero. The ranks exchange only A_r and B_r, whose sizes do not depend on time.
+    Convolutions and windows of attention exchange their last inputs, and attention without a window its keys
+    and values. Every other function with a state, such as a nonlinear recurrence, runs on one rank after
+    another: exact, but no faster than one process.
 
     - The order of the segments is the order of the ranks. Segments may differ in length, and may be empty;
       `linrec.parallel.part` makes them. `reset` is split like the inputs; at the first step of a segment it
@@ -56,7 +59,7 @@ def time_parallel(group: dist.ProcessGroup | None = None) -> Iterator[Ranks]:
 
     Raises:
         ValueError: there is no process group, or this process is not in it. Operators also raise it if ranks
-            make different calls, or if a layer needs the whole sequence at once, as attention does.
+            make different calls, or if a layer needs later steps.
 
     Source:
         The associativity of eq. 12-13 of Katsch, GateLoop (2023), applied to segments instead of steps.

@@ -71,12 +71,20 @@ ARMS: dict[str, dict[str, Any]] = {
     "fsdp-segments": {"mixer": "block_recurrent", "mixer_args": {"segment_length": 16}},
     "fsdp": {"mixer": "gate_loop", "recompute": True},
     "fsdp-hgru": {"mixer": "hgru", "tie_embeddings": True},
+    # the processes share each sequence
+    "ddp-time": {
+        "mixer": ("delta_net", "attention"),
+        "mixer_args": {"attention": {"positions": "none"}},
+        "time_parallel": 2,
+    },
+    "fsdp-time": {"mixer": "gated_delta_net", "recompute": True, "time_parallel": 2},
 }
 
 
 def config_of(arm: str, *, dropout: float = 0.0, **loop: Any) -> TrainConfig:
     fields = {**ARMS[arm]}
-    loop = {"strategy": arm.split("-")[0], "recompute": fields.pop("recompute", False), **loop}
+    ways = {"recompute": fields.pop("recompute", False), "time_parallel": fields.pop("time_parallel", 1)}
+    loop = {"strategy": arm.split("-")[0], **ways, **loop}
     model = ModelConfig(
         vocab_size=6, d_model=WIDTH, n_layers=2, d_channel_mixing=9, dropout=dropout, **fields
     )
@@ -200,7 +208,9 @@ def free_port() -> int:
 
 
 def one_process(config: TrainConfig) -> TrainConfig:
-    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, strategy="auto"))
+    return dataclasses.replace(
+        config, loop=dataclasses.replace(config.loop, strategy="auto", time_parallel=1)
+    )
 
 
 @pytest.fixture(scope="module")

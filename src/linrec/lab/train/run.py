@@ -248,8 +248,9 @@ def open_run_folder(
         run = load_run(folder, trust_code=config.import_paths)
         held.enter_context(lock_run_folder(folder))
         changed = differences(run.config, config)
-        # the strategy may change, because the number of processes may change
-        changed.pop("loop.strategy", None)
+        # these may change, because the number of processes may change
+        for name in ("loop.strategy", "loop.time_parallel"):
+            changed.pop(name, None)
         for name, (stored, given) in changed.items():
             raise RunFolderError(
                 f"{folder} was started with {name} = {stored}, not {given}; "

@@ -1,7 +1,7 @@
 """The recurrence of the sLSTM: gates of h_{t-1}, and cells with a stabilised exponential input gate."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -77,7 +77,7 @@ def slstm_steps(
     for name, part in zip(("hidden", "cell", "normalizer", "largest"), state, strict=True):
         check_shape(name, part, "(b, h, d)", (batch, heads, size), "Pass this batch's state.")
 
-    def run(state: Sequence[Tensor]) -> tuple[Tensor, Ends]:
+    def run(state: Sequence[Tensor]) -> Any:
         hidden, cell, normalizer, largest = state
         given = Steps(Wx, R, hidden, cell, normalizer, largest, reset, sigmoid)
         y, end = choose("slstm_steps", BACKENDS, given, Wx.device.type, "auto", backend).run(given)

@@ -137,7 +137,7 @@ def delta_rule(
     Raises:
         TypeError: an input is complex, a dtype is not supported, or dtypes do not match.
         ValueError: shapes do not match; `beta` is out of range; (mode, backend) is unknown, or does not
-            support the size of the keys; the call is within `time_parallel`.
+            support the size of the keys.
 
     Source:
         Schlag, Irie and Schmidhuber, Linear Transformers Are Secretly Fast Weight Programmers (2021); Yang,

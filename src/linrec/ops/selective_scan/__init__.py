@@ -152,7 +152,7 @@ def selective_scan(
     Raises:
         TypeError: a dtype is not supported, or dtypes do not match.
         ValueError: shapes or devices do not match; values are out of range; (mode, backend) is unknown or
-            cannot run here; the call is within `time_parallel`.
+            cannot run here.
 
     Source:
         Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), algorithm 2.
