@@ -85,9 +85,9 @@ class Speculation(Command):
         protocol = self.about(bench)[1]["protocol"]
         length, count = protocol["length"], protocol["prompts"]
         if self.quick:
-            tokens = torch.randint(QUICK.vocab_size, (100,))
+            tokens = torch.randint(QUICK.vocab_size, (100,)).tolist()
         else:
-            tokens = tokenizer_of(load_run(self.runs[0])).encode(text.read_text(encoding="utf-8"))
+            tokens = tokenizer_of(load_run(self.runs[0])).encode(text.read_text(encoding="utf-8")).tolist()
             tokens = tokens[-(len(tokens) // 10) :]
         model, *smaller = self.models(bench.device)
         drafts: dict[str, Draft | None] = {"plain": None, "n_grams": NGramDraft(self.n_grams)}
@@ -102,7 +102,7 @@ class Speculation(Command):
             start = max(0, place) * (len(tokens) - length) // count
             for name, engine in engines.items():
                 request = engine.submit(
-                    tokens[start : start + length].tolist(),
+                    tokens[start : start + length],
                     n_tokens=protocol["tokens"],
                     temperature=temperature,
                     seed=place + 1,

@@ -167,6 +167,22 @@ def test_drafts_change_no_token_and_are_accepted_where_they_are_right(name, draf
     assert request.result() == alone(model, PROMPTS[1], 20, **OPTIONS[1])
 
 
+def test_a_step_with_guesses_is_one_call_of_the_model(monkeypatch):
+    engine, lengths, steps = Engine(build("gate_loop"), draft=NGramDraft(3)), [], 0
+    expected, hidden = alone(engine.model, PROMPTS[2][:1], 60, seed=3), engine.model.hidden
+    monkeypatch.setattr(
+        engine.model, "hidden", lambda tokens, state: lengths.append(tokens.shape[1]) or hidden(tokens, state)
+    )
+    request = engine.submit(PROMPTS[2][:1], n_tokens=60, seed=3)
+    while request.ended is None:
+        engine.step()
+        steps += 1
+    # most guesses are wrong, and the right tokens before them are read again
+    assert engine.counts["accepted"] < engine.counts["proposed"] / 2
+    assert len(lengths) == steps and max(lengths) == 8
+    assert request.generated == expected
+
+
 @pytest.mark.parametrize("name", tiered(["gla", "attention"], SOME))
 def test_states_that_are_kept_stay_as_they_are(name):
     engine, seen = small(name, chunk=2, max_length=64), []

@@ -181,7 +181,8 @@ class Engine:
             process: maps the tokens so far and their logits (v) to other logits, for grammars and penalties.
                 An exception ends this request alone.
             observer: called with the request and the state of its row after each step that gave it tokens;
-                it must not change the state.
+                it must not change the state. `request.read` tokens are in the state: with a draft, some of
+                the last tokens may not be.
             logprobs: keep the log probabilities of the generated tokens, and of this number of likeliest
                 tokens in their places; None is neither.
             echo: keep them for the tokens of the prompt too, which then all are read.
