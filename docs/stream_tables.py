@@ -216,11 +216,6 @@ def columnar_runs() -> Table:
     return last_windows("trace-patterning", named, (1, 3, -1))
 
 
-def ptncn_runs() -> Table:
-    """The losses of P-TNCN on characters."""
-    return last_windows("text", lambda of: f"`{of['learner']}`", (5, -1))
-
-
 def reservoir_runs() -> Table:
     """The root mean squared errors of a reservoir on Mackey-Glass."""
     header, rows = ("learner", "steps 1,001 to 2,000", "steps 5,001 to 6,000", "seeds"), []
@@ -233,7 +228,7 @@ def reservoir_runs() -> Table:
 TABLES: dict[str, Callable[[], Table]] = {
     table.__name__: table
     for table in (
-        *(online_runs, add_memory_runs, influence_runs, columnar_runs, ptncn_runs, reservoir_runs),
+        *(online_runs, add_memory_runs, influence_runs, columnar_runs, reservoir_runs),
         *(stream_suite, stream_bounds, long_runs, learner_speed, learner_bias),
     )
 }

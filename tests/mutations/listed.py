@@ -394,8 +394,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/lifted.py",
-        "p: lam + self.rho * _residual",
-        "p: lam - self.rho * _residual",
+        "path: lam + self.rho * _residual",
+        "path: lam - self.rho * _residual",
         "lifted, lagrangian: multipliers descend",
         ("tests/learning/test_lifted.py",),
     ),
