@@ -81,7 +81,7 @@ OTHER_NAMES: dict[str, str] = {
     "gate_loop": "simplified GateLoop, SimpleGateLoopLayer, GateLoopedAttention, GatedLinearRNN",
     "forgetting_transformer": "FoX, forgetting attention, ForgettingAttention",
     "gated_delta_net": "gated delta rule, gated delta network, GDN, Qwen3-Next, OLMo Hybrid",
-    "gated_delta_net_2": "GDN-2, GatedDeltaNet2",
+    "gated_delta_net_2": "GDN-2",
     'gated_delta_product(decay="none")': "DeltaProduct",
     "gilr": "gated impulse linear recurrent layer",
     "gla": "gated linear attention, GLA Transformer",
@@ -130,7 +130,7 @@ OTHER_NAMES: dict[str, str] = {
     "mamba2": "state space duality, SSD, Transformers are SSMs, Codestral Mamba, Bamba, Zamba2, Nemotron-H, "
     "GraniteMoeHybrid",
     "mega": "moving average equipped gated attention, MovingAverageGatedAttention",
-    "mesa_net": "Mesa layer, MesaNet",
+    "mesa_net": "Mesa layer",
     "mega(chunk_size=128)": "Mega-chunk",
     "min_gru": "minRNN, were RNNs all we needed",
     "min_lstm": "minRNN, were RNNs all we needed",
