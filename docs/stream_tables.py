@@ -175,12 +175,65 @@ def learner_bias() -> Table:
     return ("stack", "chunk", '`credit="chunk"`', '`credit="spatial"`', "`tbptt`"), rows
 
 
+def last_windows(stream: str, name: Callable[[dict[str, Any]], str], places: Sequence[int]) -> Table:
+    """The losses of windows of the learners' runs on a stream, mean and spread over the seeds.
+
+    Args:
+        stream: name of the stream.
+        name: returns the name of a run's row from its configuration.
+        places: numbers of the windows, -1 for the last.
+    """
+    runs = [run for run in committed("learners") if run["config"]["stream"] == stream]
+    found: dict[str, list[list[float]]] = {}
+    for run in runs:
+        found.setdefault(name(run["config"]), []).append(run["result"]["curve"])
+    rows = [
+        (
+            of,
+            *(format_mean_and_spread([curve[place] for curve in curves]) for place in places),
+            str(len(curves)),
+        )
+        for of, curves in found.items()
+    ]
+    width, last = runs[0]["result"]["width"], len(runs[0]["result"]["curve"])
+    ends = [width * (place % last + 1) for place in places]
+    return ("learner", *(f"steps {end - width + 1:,} to {end:,}" for end in ends), "seeds"), rows
+
+
+def influence_runs() -> Table:
+    """The losses of approximate influence on add-memory."""
+    return last_windows("add-memory", lambda of: f"`{of['learner']}`", (0, 1, -1))
+
+
+def columnar_runs() -> Table:
+    """The losses of networks of columns on trace patterning."""
+
+    def named(of: dict[str, Any]) -> str:
+        per_stage = of["model_args"].get("per_stage")
+        kind = {None: "columnar", 1: "constructive"}.get(per_stage, "columnar-constructive")
+        return f"{kind}, {of['model_args']['columns']} columns"
+
+    return last_windows("trace-patterning", named, (1, 3, -1))
+
+
+def ptncn_runs() -> Table:
+    """The losses of P-TNCN on characters."""
+    return last_windows("text", lambda of: f"`{of['learner']}`", (5, -1))
+
+
+def reservoir_runs() -> Table:
+    """The root mean squared errors of a reservoir on Mackey-Glass."""
+    header, rows = ("learner", "steps 1,001 to 2,000", "steps 5,001 to 6,000", "seeds"), []
+    runs = [run for run in committed("learners") if run["config"]["stream"] == "mackey-glass"]
+    errors = [[run["result"]["curve"][place] ** 0.5 for run in runs] for place in (1, -1)]
+    rows.append(("`frozen_rls`", *(f"{min(of):.5f} to {max(of):.5f}" for of in errors), str(len(runs))))
+    return header, rows
+
+
 TABLES: dict[str, Callable[[], Table]] = {
-    "online_runs": online_runs,
-    "add_memory_runs": add_memory_runs,
-    "stream_suite": stream_suite,
-    "stream_bounds": stream_bounds,
-    "long_runs": long_runs,
-    "learner_speed": learner_speed,
-    "learner_bias": learner_bias,
+    table.__name__: table
+    for table in (
+        *(online_runs, add_memory_runs, influence_runs, columnar_runs, ptncn_runs, reservoir_runs),
+        *(stream_suite, stream_bounds, long_runs, learner_speed, learner_bias),
+    )
 }

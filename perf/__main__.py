@@ -17,14 +17,16 @@ from perf.matrix import Matrix, Steps
 from perf.models import Models
 from perf.nonlinear import Iterations, Nonlinear
 from perf.ops import Ops
+from perf.parallel import Parallel
 from perf.segments import Segments
 from perf.serving import Serving
+from perf.speculation import Speculation
 from perf.tasks import Tasks
 from perf.training import Training
 
 KINDS: tuple[type[Command], ...] = (
     *(Ops, Matrix, Steps, Learners, Loops, Nonlinear, Cells, Iterations, Loss),
-    *(Models, Training, Decoding, Serving, Segments, Tasks),
+    *(Models, Training, Decoding, Serving, Speculation, Segments, Tasks, Parallel),
 )
 COMMANDS = {kind.__name__.lower(): kind for kind in KINDS}
 HELP = f"usage: python -m perf {{{','.join(COMMANDS)}}} ...\n\n`python -m perf COMMAND --help` says more."

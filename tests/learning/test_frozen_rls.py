@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional
 
 from linrec import mixers
 from linrec.learning import build_learner
@@ -116,3 +117,23 @@ def test_classes_are_predicted_by_probabilities():
 def test_settings_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
         build_learner("frozen_rls", mixers.build("lru", 4), **options)
+
+
+def test_a_deep_reservoir_reads_all_layers():
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=5, d_model=6, n_layers=3, mixer="elman", mixer_args={"init": "reservoir"})
+    model = LanguageModel(config).double()
+    outputs = []
+    hooks = [
+        block.mixer.register_forward_hook(lambda mixer, given, made: outputs.append(made[0]))
+        for block in model.blocks
+    ]
+    x, y = torch.randint(5, (2, 1, 20))
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    learner = build_learner("frozen_rls", model, forgetting=LA, ridge=RIDGE, layers=True)
+    learner.chunk(x, y)
+    features = torch.cat([*outputs, torch.ones(1, 20, 1)], 2).detach()
+    expected = ridge(features, functional.one_hot(y, 5).double(), torch.ones(1, 20, dtype=torch.float64))
+    assert (learner.memory["readout"]["w"] - expected).abs().max() < 1e-10

@@ -11,7 +11,7 @@ from linrec import learning, mixers
 from linrec.errors import CheckpointError, DivergedError
 from linrec.learning import build_learner
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.trees import leaves
+from linrec.trees import leaves, map_tree
 from tests.markdown import ROOT
 from tests.tiers import thorough, tiered
 
@@ -275,8 +275,17 @@ def test_the_rule_of_1997_is_the_trace_of_the_cell_alone():
     assert_equal(learner.gradients(), {"rnn.weight_ih_l0": expected})
 
 
+def of_row(learner, row):
+    """Return a learner of one row, with the noise of that row of a learner of two."""
+    memory = learner.first_memory(2, torch.device("cpu"))
+    own = {name: tree for name, tree in memory.items() if name not in learner.shared}
+    learner.memory = memory | map_tree(lambda tensor: tensor[row : row + 1], own)
+    return learner
+
+
 LEARNERS = [
     ("tbptt", "gru", {}),
+    ("fptt", "gru", {"beta": 0.25}),
     ("rtrl", "lru", {}),
     ("rtrl", "hgru", {"credit": "spatial"}),
     ("dense_rtrl", "gru", {}),
@@ -284,6 +293,20 @@ LEARNERS = [
     ("focused_backpropagation", "ind_rnn", {}),
     ("lstm_1997", "lstm", {}),
     ("frozen_rls", "gru", {}),
+    ("uoro", "gru", {}),
+    ("kf_rtrl", "elman", {}),
+    ("snap", "gru", {"n": 2}),
+    ("d_rtrl", "lstm", {}),
+    ("rflo", "elman", {}),
+    ("ostl", "gru", {}),
+    ("e_prop", "gru", {"kappa": 0.5, "feedback": "random"}),
+    ("pp_prop", "gru", {}),
+    ("rbp", "gru", {"contraction": 0.1}),
+    ("rbp_cg", "gru", {}),
+    ("rbp_neumann", "gru", {}),
+    ("hebb", "elman", {"kappa": 0.5, "modulated": True}),
+    ("predictive_coding", "gru", {"sweeps": 9}),
+    ("temporal_predictive_coding", "gru", {}),
 ]
 each_learner = pytest.mark.parametrize("name, mixer, options", LEARNERS)
 
@@ -293,7 +316,7 @@ def test_rows_are_independent(name, mixer, options):
     model, (x, y, reset) = stack_of(mixer), tokens(steps=8)
     both = learnt(build_learner(name, model, **options), x, y, reset, 4)
     alone = [
-        learnt(build_learner(name, model, **options), x[i : i + 1], y[i : i + 1], reset[i : i + 1], 4)
+        learnt(of_row(build_learner(name, model, **options), i), *(z[i : i + 1] for z in (x, y, reset)), 4)
         for i in (0, 1)
     ]
     assert_equal(both, {name: alone[0][name] + alone[1][name] for name in both})
@@ -303,6 +326,7 @@ def test_rows_are_independent(name, mixer, options):
 def test_a_reset_row_is_that_of_a_new_learner(name, mixer, options):
     model, (x, y, reset) = stack_of(mixer), tokens(steps=8)
     used, new = (build_learner(name, model, **options) for _ in range(2))
+    new = of_row(new, 1)
     learnt(used, y, x, reset, 4)
     untouched = [leaf[:1].clone() for leaf in leaves(used.memory)]
     used.reset(torch.tensor([False, True]))
@@ -605,4 +629,7 @@ def test_the_page_lists_the_mixers_that_learn_online():
 
 
 def test_every_learner_is_listed():
-    assert {name for name, *_ in LEARNERS} | {"bptt"} == {*learning.names()}, "add the learner to `LEARNERS`"
+    own = {name for name in learning.names() if learning.get(name).network is not None}
+    # the memory of `lifted` belongs to its sequences
+    listed = {name for name, *_ in LEARNERS} | {"bptt", "lifted"} | own
+    assert listed == {*learning.names()}, "add the learner to `LEARNERS`"

@@ -7,7 +7,6 @@ from numpy.polynomial import legendre
 from linrec import testing
 from linrec.mixers import build
 from linrec.mixers.lmu import LMU, Memory
-from linrec.ops.core.call import TimeSplit, handling
 from linrec.testing import assert_agree, generator, reset_mask
 from tests.tiers import thorough
 
@@ -208,15 +207,6 @@ def test_the_token_mixing_matrix_is_what_a_step_adds_to_later_memories():
                 expected = (torch.linalg.matrix_power(A, n - m) @ B).abs().mean() if seen else 0.0
                 assert float(found[b, n, m]) == pytest.approx(float(expected), abs=1e-12)
     assert make(feedback=True).double().token_mixing(x) is None
-
-
-def test_feedback_needs_all_steps():
-    class Other(TimeSplit):
-        def run(self, call):
-            raise AssertionError("no operator runs")
-
-    with handling(Other()), pytest.raises(ValueError, match="`lmu` needs all steps"):
-        make(feedback=True)(torch.zeros(1, 2, D))
 
 
 def test_errors_say_what_is_wrong():

@@ -454,6 +454,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "elman": {
         "tanh": {},
         "IRNN": {"activation": "relu", "init": "identity"},
+        "leaky reservoir": {"init": "reservoir", "leak": 0.3},
     },
     "strongly_typed_rnn": {
         "T-LSTM": {},

@@ -138,41 +138,46 @@ def test_the_same_handler_may_be_there_twice():
 
 
 class Parts(TimeSplit):
-    """Answers calls of `scan` and `gate_loop` as they are, and lists them."""
+    """Answers calls of `scan` and `gate_loop` as they are, and lists them; other functions run in turn."""
 
     operators = ("scan", "gate_loop")
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.turns = [], []
 
     def run(self, call):
         self.calls.append(call)
         with unhandled():
             return call.operator.run(call.inputs, call.backend)
 
+    def halo(self, x, state, reset):
+        raise AssertionError("no function asks for the inputs before")
+
+    def in_turn(self, name, run, state, given):
+        self.turns.append(name)
+        with unhandled():
+            return run(state)
+
 
 @every_operator
-def test_where_time_is_split_other_operators_are_refused(name):
+def test_where_time_is_split_other_operators_run_in_turn(name):
     make, sizes = OPERATORS[name]
     given, function, table = make(**sizes), getattr(ops, name), TABLES[name]
     expected, _ = function(**given)
     split = Parts()
     with handling(split):
         assert time_is_split()
-        if name not in Parts.operators and not table.composed:
-            with pytest.raises(ValueError, match=f"`{name}` needs all steps of a sequence in one process"):
-                function(**given)
-            assert not split.calls
-        else:
-            # an operator made of others is answered by those that it calls, by recurrences alone
-            for entry in table.backends:
-                if entry.name in ("torch", "reference") and entry.mode != "convolution":
-                    split.calls.clear()
-                    y, _ = function(**given, mode=entry.mode, backend=entry.name)
-                    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
-                    assert {call.operator.name for call in split.calls} <= set(
-                        Parts.operators
-                    ) and split.calls
+        for entry in table.backends:
+            if entry.name in ("torch", "reference") and (entry.mode != "convolution" or not table.composed):
+                split.calls.clear()
+                split.turns.clear()
+                y, _ = function(**given, mode=entry.mode, backend=entry.name)
+                torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+                # an operator made of others is answered by those that it calls, by recurrences alone
+                calls = {call.operator.name for call in split.calls}
+                in_parts = name in Parts.operators or table.composed
+                assert calls <= set(Parts.operators) and bool(calls) == in_parts
+                assert split.turns == ([] if in_parts else [name])
     assert not time_is_split()
     assert not handled()
 

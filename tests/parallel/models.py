@@ -9,11 +9,12 @@ from linrec import mixers
 from linrec.models import (
     Bidirectional,
     LanguageModel,
+    MemoryConfig,
     ModelConfig,
     SequenceClassifier,
     SequenceClassifierConfig,
 )
-from linrec.ops import gate_loop_matrix
+from linrec.ops import gate_loop_matrix, softmax_attention
 from linrec.parallel import part, time_parallel
 from linrec.testing import reset_mask
 from linrec.trees import leaves, map_tree
@@ -23,87 +24,10 @@ from .compare import check_parts, raises, same, total
 
 D_MODEL = 4
 TIME = 11
-# mixers that need all steps of a sequence at once, and what the error calls that
-REFUSED = {
-    "aft": "aft",
-    "attention": "softmax_attention",
-    "base_conv": "short_conv",
-    "block_recurrent": "block_recurrent",
-    "block_state": "block_state",
-    "comba": "short_conv",
-    "compressive_transformer": "compressive_transformer",
-    "delta_net": "short_conv",
-    "falcon_h1": "softmax_attention",
-    "flash_gau": "flash_gau",
-    "fnet": "fnet",
-    "forgetting_transformer": "softmax_attention",
-    "gate_loop_attention": "gate_loop_attention",
-    "gated_delta_net": "short_conv",
-    "gated_delta_net_2": "short_conv",
-    "gated_delta_product": "short_conv",
-    "gmlp": "gmlp",
-    "h3": "long_conv",
-    "hawk": "short_conv",
-    "lfm2": "short_conv",
-    "ls_lstm": "token_shift",
-    "hyena": "short_conv",
-    "hippo_rnn": "hippo_rnn",
-    "ind_rnn": "ind_rnn",
-    "infini_attention": "infini_attention",
-    "kda": "short_conv",
-    "mamba": "short_conv",
-    "mamba2": "short_conv",
-    "mamba3": "token_shift",
-    "qrnn": "token_shift",
-    "strongly_typed_rnn": "token_shift",
-    "mega": "mega",
-    "mesa_net": "short_conv",
-    "preconditioned_delta_net": "short_conv",
-    "r_transformer": "r_transformer",
-    "recurrent_attention_network": "recurrent_attention_network",
-    "recurrent_delta_net": "recurrent_delta_net",
-    "recurrent_positions": "nonlinear_scan",
-    "rsa": "softmax_attention",
-    "delta_delta_net": "delta_rule",
-    "delta_lstm": "delta_lstm",
-    "srwm": "srwm",
-    "linformer": "linformer",
-    "liquid_s4": "token_shift",
-    "lmu": "dense_ssm",
-    "lssl": "dense_ssm",
-    "mlstm": "short_conv",
-    "reformer": "reformer",
-    "rwkv4": "rwkv4",
-    "rwkv5": "token_shift",
-    "rwkv6": "token_shift",
-    "rwkv7": "token_shift",
-    "s4": "dplr_ssm",
-    "s5_hyena": "short_conv",
-    "sgconv": "long_conv",
-    "slstm": "slstm",
-    "spacetime": "dense_ssm",
-    "sru": "sru",
-    "synthesizer": "synthesizer",
-    "tnn": "long_conv",
-    "transformer_ls": "transformer_ls",
-    "transformer_xl": "transformer_xl",
-    "xlstm_7b": "mlstm",
-}
-REFUSED |= dict.fromkeys(variants.NONLINEAR, "nonlinear_scan") | {"tarnn": "token_shift"}
-
-REFUSED_VARIANTS = {
-    ("linear_attention", variant): "linear_attention with exponential features"
-    for variant in ("Performer", "turned Performer", "hyperbolic Performer")
-}
-REFUSED_VARIANTS |= {
-    ("trans_normer", variant): "softmax_attention" for variant in ("blocks", "turned blocks")
-}
-# with convolutions
-REFUSED_VARIANTS |= {
-    ("gla", "grouped"): "short_conv",
-    ("hgrn2", "grouped"): "short_conv",
-    ("hgru", "flash-linear-attention"): "short_conv",
-}
+# mixers whose outputs depend on later steps
+WHOLE = ("fnet", "linformer")
+# steps of each rank, with a part of one step and an empty part
+PARTS = {2: [(6, 5)], 3: [(4, 0, 7)], 4: [(1, 6, 0, 4)]}
 
 
 def lengths():
@@ -115,31 +39,38 @@ def lengths():
 def case_every_mixer():
     # further variants of a mixer call the same operator
     for name, variant in variants.of_operators():
-        if name in REFUSED or (name, variant) in REFUSED_VARIANTS:
+        if name in WHOLE:
             continue
-        mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double()
-
+        mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double().eval()
         x = torch.randn(2, TIME, D_MODEL, dtype=torch.float64)
-        _, state = mixer(x)
-        states = {f"state {i}": tensor.detach() for i, tensor in enumerate(leaves(state))}
+        # three ranks begin without a state
+        state = None if dist.get_world_size() == 3 else mixer(x)[1]
+        states = {f"state {i}": y.detach() for i, y in enumerate(leaves(state)) if not is_count(y)}
 
         def run(x, reset, mixer=mixer, state=state, names=tuple(states), **given):
             tensors = iter([given.pop(name) for name in names])
-            state = map_tree(lambda _: next(tensors), state)
+            state = map_tree(lambda y: y if is_count(y) else next(tensors), state)
             y, state = torch.func.functional_call(mixer, given, (x, state), {"reset": reset})
-            return y, torch.cat([tensor.flatten() for tensor in leaves(state)])
+            found = [torch.view_as_real(y) if y.is_complex() else y for y in leaves(state)]
+            return y, torch.cat([y.flatten().double() for y in found])
 
         inputs = {"x": x, **states, **dict(mixer.named_parameters())}
-        check_parts(run, inputs, ("x",), lengths(), reset=reset_mask(2, TIME))
+        for parts in PARTS[dist.get_world_size()]:
+            check_parts(run, inputs, ("x",), parts, reset=reset_mask(2, TIME))
+
+
+def is_count(x):
+    """Whether a tensor of a state has no gradient."""
+    return not (x.is_floating_point() or x.is_complex())
 
 
 def case_what_needs_all_steps_is_refused():
     x = torch.zeros(1, 2, D_MODEL)
-    both_ways = Bidirectional(mixers.build("gate_loop", D_MODEL))
-    runs = [(words, mixers.build(name, D_MODEL)) for name, words in REFUSED.items()]
-    for (name, variant), words in REFUSED_VARIANTS.items():
-        runs.append((words, mixers.build(name, D_MODEL, **variants.arguments(name, variant))))
-    runs += [("Bidirectional", both_ways), ("gate_loop_matrix", lambda x: gate_loop_matrix(x[None], x[None]))]
+    runs = [(name, mixers.build(name, D_MODEL)) for name in WHOLE]
+    runs += [("attention", mixers.build("attention", D_MODEL, causal=False))]
+    runs += [("softmax_attention", lambda x: softmax_attention(*[x[:, :, None]] * 3, causal=False))]
+    runs += [("Bidirectional", Bidirectional(mixers.build("gate_loop", D_MODEL)))]
+    runs += [("gate_loop_matrix", lambda x: gate_loop_matrix(x[None], x[None]))]
     config = SequenceClassifierConfig(n_outputs=2, n_features=D_MODEL, d_model=8)
     runs.append(("SequenceClassifier", SequenceClassifier(config)))
     for name, function in runs:
@@ -147,9 +78,9 @@ def case_what_needs_all_steps_is_refused():
             function(x)
 
 
-def model_and_tokens(mixer="gate_loop"):
-    model = LanguageModel(ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=mixer)).double()
-    return model, torch.randint(7, (2, 2 * TIME + 1))
+def model_and_tokens(mixer="gate_loop", **options):
+    config = ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=mixer, **options)
+    return LanguageModel(config).double(), torch.randint(7, (2, 2 * TIME + 1))
 
 
 def gradients(model, sum_over_ranks):
@@ -162,13 +93,31 @@ def loss_of(logits, targets, count):
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
 
-def case_language_model_in_two_pieces():
+# the mixers of the presets and of hybrids, and memories across the stack
+MODELS = [
+    {"mixer": mixer}
+    for mixer in (
+        *("gate_loop", "hgru", "hyena", "s4", "s5_hyena"),
+        *(("hawk", "attention"), ("mamba", "attention"), ("h3", "attention"), ("mlstm", "slstm")),
+        *(("base_conv", "linear_attention"), ("gated_delta_net", "attention")),
+    )
+]
+MODELS += [
+    {"mixer": "gru", "memory": MemoryConfig(kind=kind, segment_length=4)}
+    for kind in ("recurrent_memory", "memformer", "temporal_latent_bottleneck", "token_turing_machine")
+]
+
+
+def case_language_models_in_two_pieces():
     """Each piece is split over ranks, and the state between them has its gradient."""
-    for mixer in ("gate_loop", "hgru"):
-        model, tokens = model_and_tokens(mixer)
+    for options in MODELS:
+        model, tokens = model_and_tokens(**options)
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        logits, state = model(inputs)
-        loss = loss_of(logits, targets, targets.numel())
+        state, losses = None, []
+        for now, then in zip(inputs.split(TIME, 1), targets.split(TIME, 1), strict=True):
+            logits, state = model(now, state)
+            losses.append(loss_of(logits, then, targets.numel()))
+        loss = sum(losses)
         loss.backward()
         expected = gradients(model, sum_over_ranks=False)
 
@@ -177,12 +126,12 @@ def case_language_model_in_two_pieces():
             for now, then in zip(inputs.split(TIME, 1), targets.split(TIME, 1), strict=True):
                 y, mine = model(part(now), mine)
                 losses.append(loss_of(y, part(then), targets.numel()))
-        sum(losses).backward()
-        same(total(sum(losses).detach()), loss.detach(), "loss")
-        for layer, other in zip(mine, state, strict=True):
-            same(layer, other, "state")
+            sum(losses).backward()
+        same(total(sum(losses).detach()), loss.detach(), f"loss of {options}")
+        for layer, other in zip(leaves(mine), leaves(state), strict=True):
+            same(layer.detach(), other.detach(), f"state of {options}")
         for name, gradient in gradients(model, sum_over_ranks=True).items():
-            same(gradient, expected[name], f"gradient of {name}")
+            same(gradient, expected[name], f"gradient of {name} of {options}")
 
 
 def case_checkpointing():

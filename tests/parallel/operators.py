@@ -7,24 +7,40 @@ import sys
 import torch
 import torch.distributed as dist
 
-from linrec.ops import diagonal_ssm, gate_loop, normalized_gate_loop, scan
+from linrec.nn.token_shift import token_shift
+from linrec.ops import (
+    delta_rule,
+    diagonal_ssm,
+    gate_loop,
+    laplace_attention,
+    normalized_gate_loop,
+    scan,
+    selective_scan,
+    short_conv,
+    softmax_attention,
+)
 from linrec.parallel import time_parallel
 from linrec.testing import (
     assert_agree,
+    delta_rule_inputs,
     diagonal_ssm_inputs,
     differentiable,
     gate_loop_inputs,
     reset_mask,
     scan_inputs,
+    selective_scan_inputs,
+    short_conv_inputs,
 )
 
 from . import compare
 from .compare import check_parts, here
 
 OVER_TIME = ("q", "k", "v", "log_decay", "phase")
+OF_DELTA_RULE = ("q", "k", "v", "beta", "log_decay")
 # ways to part eleven steps: nearly even, and with parts of one step and of none
 WAYS = {
     2: [(6, 5), (1, 10), (0, 11), (11, 0)],
+    3: [(4, 4, 3), (1, 0, 10), (0, 11, 0)],
     4: [(3, 3, 3, 2), (0, 5, 0, 6), (1, 0, 10, 0), (0, 0, 0, 11)],
 }
 
@@ -60,27 +76,82 @@ def case_scan():
 def case_nothing_passes_a_reset():
     reset = torch.zeros(2, 11, dtype=torch.bool, device=compare.device)
     reset[:, 4] = True
-    scans = scan_inputs(2, 11, 3, dtype=torch.float64), ("a", "x")
-    runs = [(scan, *scans, {}), (scan, *scans, {"reverse": True})]
-    runs.append((gate_loop, gate_loop_inputs(2, 11, 2, 3, 2, dtype=torch.float64), OVER_TIME, {}))
-    for (function, inputs, names, options), parts in itertools.product(runs, ways()):
-        inputs = {name: inputs[name].to(compare.device) for name in names}
+    runs = [(scan, scan_inputs, (3,), {}), (scan, scan_inputs, (3,), {"reverse": True})]
+    runs += [(gate_loop, gate_loop_inputs, (2, 3, 2), {}), (delta_rule, delta_rule_inputs, (2, 3, 2), {})]
+    runs += [(short_conv, short_conv_inputs, (3, 4), {}), (selective_scan, selective_scan_inputs, (3, 2), {})]
+    for (function, inputs_of, sizes, options), parts in itertools.product(runs, ways()):
+        given = inputs_of(2, 11, *sizes, dtype=torch.float64)
+        inputs = {name: x.to(compare.device) for name, x in given.items() if x is not None}
+        inputs.pop("state")
+        names = [name for name, x in inputs.items() if x.shape[:2] == (2, 11)]
         leaves = differentiable(inputs)
         y, _ = function(**leaves, reset=reset, **options)
-        expected = y, *torch.autograd.grad(y.sum(), list(leaves.values()))
+        expected = y, *torch.autograd.grad(y.sum(), [leaves[name] for name in names])
         for spoilt in (slice(4), slice(4, None)):
             other = torch.ones(11, dtype=torch.bool, device=compare.device)
             other[spoilt] = False
-            mine = {name: x.clone() for name, x in inputs.items()}
-            for x in mine.values():
-                x[:, spoilt] = torch.nan
-            mine = differentiable({name: x[:, here(parts)] for name, x in mine.items()})
+            mine = dict(inputs)
+            for name in names:
+                mine[name] = inputs[name].clone()
+                mine[name][:, spoilt] = torch.nan
+                mine[name] = mine[name][:, here(parts)]
+            mine = differentiable(mine)
             with time_parallel():
                 y, _ = function(**mine, reset=reset[:, here(parts)], **options)
-            found = y, *compare.gradients(y.sum(), mine).values()
+            found = y, *compare.gradients(y.sum(), {name: mine[name] for name in names}).values()
             for actual, whole in zip(found, expected, strict=True):
                 of_other = actual[:, other[here(parts)]]
                 assert_agree(of_other, whole[:, here(parts)][:, other[here(parts)]], function.__name__)
+
+
+def case_delta_rule():
+    for parts in ways():
+        for log_decay in (None, "bth", "bthk"):
+            inputs = delta_rule_inputs(3, 11, 2, 3, 2, dtype=torch.float64, log_decay=log_decay)
+            over_time = [name for name in OF_DELTA_RULE if inputs[name] is not None]
+            for reset in resets(3, parts):
+                check_parts(delta_rule, inputs, over_time, parts, reset=reset)
+        check_parts(delta_rule, inputs | {"state": None}, over_time, parts)
+
+
+def case_short_conv():
+    for parts, width in itertools.product(ways(), (1, 2, 4)):
+        inputs = short_conv_inputs(3, 11, 5, width, dtype=torch.float64)
+        for reset in resets(3, parts):
+            check_parts(short_conv, inputs, ("x",), parts, reset=reset)
+        check_parts(short_conv, inputs | {"state": None}, ("x",), parts)
+
+
+def case_selective_scan():
+    for parts in ways():
+        inputs = selective_scan_inputs(3, 11, 4, 3, groups=2, dtype=torch.float64)
+        for reset in resets(3, parts):
+            check_parts(selective_scan, inputs, ("x", "dt", "B", "C"), parts, reset=reset)
+        check_parts(selective_scan, inputs | {"state": None}, ("x", "dt", "B", "C"), parts)
+
+
+def case_attention():
+    for parts, window, size in itertools.product(ways(), (None, 1, 4), (2, 0)):
+        q, k, v = torch.randn(3, 3, 11 + size, 2, 4, dtype=torch.float64).unbind()
+        for reset, attend in itertools.product(resets(3, parts), (softmax_attention, laplace_attention)):
+            _, cache = attend(q[:, :size], k[:, :size], v[:, :size], window=window)
+
+            def run(q, k, v, reset, state_k, state_v, attend=attend, cache=cache, window=window):
+                state = cache._replace(k=state_k, v=state_v)
+                y, last = attend(q, k, v, state=state, reset=reset, window=window)
+                alive = last.k.new_ones(last.k.shape[:2]) if last.alive is None else last.alive.to(last.k)
+                return y, torch.cat([last.k.flatten(), last.v.flatten(), alive.flatten()])
+
+            inputs = {"q": q[:, size:], "k": k[:, size:], "v": v[:, size:]}
+            inputs |= {"state_k": cache.k, "state_v": cache.v}
+            check_parts(run, inputs, ("q", "k", "v"), parts, reset=reset)
+
+
+def case_token_shift():
+    for parts in ways():
+        x = torch.randn(3, 11, 5, dtype=torch.float64)
+        for reset, last in itertools.product(resets(3, parts), (None, x[:, 0])):
+            check_parts(token_shift, {"x": x, "last": last}, ("x",), parts, reset=reset)
 
 
 def case_diagonal_ssm():

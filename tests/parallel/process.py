@@ -1,8 +1,8 @@
 """Processes that share sequences: each runs all cases, and ends at the first that fails.
 
-    python -m tests.parallel.process SIZE FOLDER DEVICE
+    python -m tests.parallel.process SIZE FOLDER DEVICE [NAME ...]
 
-A case is a function `case_...`, and holds where it raises nothing on any rank. Imports take longer than the
+The names are of cases; without, those of the size and the device run. A case is a function `case_...`, and holds where it raises nothing on any rank. Imports take longer than the
 cases do, so one set of processes runs all of them, forked from one that has imported everything.
 """
 
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from linrec.ops.core.backends import numba_usable
-from linrec.parallel.ranks import Call
+from linrec.parallel.ranks import NAME, Call
 from linrec.testing import assert_agree
 from tests.parallel import agreement, compare, models, operators
 
@@ -37,6 +37,7 @@ FOR_TWO = {
     "operators.complex_queries_and_keys",
     "operators.other_precisions",
     "models.every_mixer",
+    "models.language_models_in_two_pieces",
     "models.checkpointing",
     "models.compiled",
     "process.example",
@@ -50,13 +51,16 @@ ON_GPUS = {
     "operators.gate_loop_in_every_way",
     "operators.decays_that_underflow",
     "operators.no_rows_and_no_steps",
-    "models.language_model_in_two_pieces",
+    "operators.delta_rule",
+    "operators.short_conv",
+    "operators.attention",
+    "models.language_models_in_two_pieces",
     "models.autocast",
     "process.example",
 }
 
 
-def cases(size: int, device: str) -> dict[str, Callable[[], None]]:
+def cases(size: int, device: str, names: list[str]) -> dict[str, Callable[[], None]]:
     """The cases for so many processes on "cpu" or "cuda", by name."""
     found = {
         f"{module.__name__.rpartition('.')[2]}.{name.removeprefix('case_')}": case
@@ -68,7 +72,7 @@ def cases(size: int, device: str) -> dict[str, Callable[[], None]]:
     found["process.example"] = case_example
     left_out = FOR_TWO if size == 4 else FOR_FOUR
     assert left_out | ON_GPUS <= set(found)
-    wanted = ON_GPUS if device == "cuda" else set(found) - left_out
+    wanted = set(names) or (ON_GPUS if device == "cuda" else set(found) - left_out)
     return {name: case for name, case in found.items() if name in wanted}
 
 
@@ -81,13 +85,14 @@ def case_example() -> None:
     sys.argv = [str(EXAMPLE), "300", "16"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
-    # two layers of 16 complex channels: A and B forward, two states backward, both times what is compared
-    sent = 2 * 2 * (2 * 16 * 8 + len(Call._fields) * 8)
+    # two layers of 16 complex channels: A and B forward, two states backward, both times what is compared,
+    # with the operator's name in several integers
+    sent = 2 * 2 * (2 * 16 * 8 + (len(Call._fields) - 1 + NAME // 8) * 8)
     for words in ("300 tokens of one sequence, 2 x", f"sent by each process: {sent} bytes"):
         assert (words in printed.getvalue()) == (rank == 0)
 
 
-def rank_main(rank: int, size: int, folder: Path, device: str) -> None:
+def rank_main(rank: int, size: int, folder: Path, device: str, names: list[str]) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     compare.device = device
@@ -96,7 +101,7 @@ def rank_main(rank: int, size: int, folder: Path, device: str) -> None:
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT)
     )
-    for name, case in cases(size, device).items():
+    for name, case in cases(size, device, names).items():
         torch.manual_seed(0)
         try:
             case()
@@ -105,14 +110,15 @@ def rank_main(rank: int, size: int, folder: Path, device: str) -> None:
             sys.exit(f"case {name} on rank {rank} of {size}: {traceback.format_exc()}")
 
 
-def main(size: int, folder: Path, device: str) -> int:
+def main(size: int, folder: Path, device: str, *names: str) -> int:
     """Return 0 if all cases hold on all ranks."""
     # both import what takes long when they are first needed
     numba_usable()
     assert_agree(torch.ones(1), torch.ones(1), "ones")
     # autograd's threads for GPUs do not survive a fork
     context = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
-    ranks = [context.Process(target=rank_main, args=(rank, size, folder, device)) for rank in range(size)]
+    arguments = (size, folder, device, [*names])
+    ranks = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(size)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -123,4 +129,4 @@ def main(size: int, folder: Path, device: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]))

@@ -57,6 +57,7 @@ FURTHER = [
         "gla 3",
         "gla 3 short",
     ),
+    ("speculation", "-speculation", "rows", 3, "random, 1", "random, 1"),
     ("models", "", "points", 16, "LRU inference eager 48", "inference, times as fast as the Transformer"),
     ("tasks --rows mqar adding lra-pathfinder", "", "rows", 3, "lra-pathfinder", "mqar"),
 ]
@@ -148,6 +149,8 @@ def test_a_command_runs_in_a_process_of_its_own(tmp_path):
         ("training --peers", "name them by --models"),
         ("decoding --batches 0", "must be at least 1"),
         ("serving --waves 0", "must be at least 1"),
+        ("speculation nowhere --texts a", "there is no run folder"),
+        ("speculation --texts a", "name the run folder of a model"),
         ("decoding --models glaa", "did you mean 'gla'"),
         ("segments --models transformerxl", "did you mean 'transformer_xl'"),
         ("tasks --rows mqa", "did you mean 'mqar'"),

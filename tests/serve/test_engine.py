@@ -196,7 +196,7 @@ def test_a_row_that_joins_or_leaves_copies_no_other():
     for number in range(30):
         engine.submit([1], n_tokens=2, seed=number)
         engine.step()
-        places.add(leaves(engine._others.state)[0].data_ptr())
+        places.add(leaves(engine._slots.kinds[-1].state)[0].data_ptr())
         if number == 10:
             engine.cancel(running[1])
             places.clear()
@@ -213,10 +213,11 @@ def test_states_stay_within_their_bytes_and_requests_wait_for_room(monkeypatch):
     found = [engine.submit(prompt, n_tokens=n, seed=1) for prompt, n in asked]
     waited = False
     while engine.step():
-        real = sum(part.nbytes for part in leaves((engine._others.state, [*engine._reading.values()])))
+        states = engine._slots.kinds[-1].state, [*engine._slots.reading.values()]
+        real = sum(part.nbytes for part in leaves(states))
         assert real <= engine.reserved_bytes <= most
         counts = engine.open_requests
-        waited |= counts["waiting"] > 0 and counts["reading"] + counts["running"] < engine.slots
+        waited |= counts["waiting"] > 0 and counts["reading"] + counts["running"] < 8
     assert waited
     for request, (prompt, n) in zip(found, asked, strict=True):
         assert request.result() == alone(model, prompt, n, seed=1)
@@ -327,7 +328,7 @@ def test_a_long_request_does_not_lengthen_the_caches_of_short_ones():
     long = engine.submit(prompts_of(1100)[0], n_tokens=9, seed=4)
     while engine.open_requests["running"] < 3:
         engine.step()
-    lengths = [group[0].cache.k.shape[:2] for group in engine._others.state.states]
+    lengths = [group[0].cache.k.shape[:2] for group in engine._slots.kinds[-1].state.states]
     assert sorted(lengths) == [(1, 1100), (2, short[1].read)]
     for request in (*short, long):
         assert request.result() == alone(engine.model, request.tokens[: request.n_prompt], 9, seed=4)

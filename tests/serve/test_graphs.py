@@ -8,6 +8,7 @@ import torch
 from linrec.ops.core.kernel import successors
 from linrec.serve import Engine, graphs
 from linrec.serve.graphs import FixedRows, fixed_state
+from linrec.serve.rows import Runner
 from linrec.serve.sampling import choose, choose_plain
 from linrec.trees import leaves, map_tree
 from tests.generation.models import FIRST, MIXERS, VOCAB, build
@@ -15,20 +16,20 @@ from tests.serve.test_engine import PROMPTS, alone, check_tokens, small
 from tests.tiers import tiered
 
 
-def fixed(model):
-    if (row := fixed_state(model, "32-true")) is None:
+def fixed(runner):
+    if (row := fixed_state(runner)) is None:
         pytest.skip("the shape of the state changes")
-    return FixedRows(model, row, budget=2**30)
+    return FixedRows(runner, row, budget=2**30)
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "reformer", "falcon_h1"])
 def test_states_that_grow_have_no_fixed_rows(name):
-    assert fixed_state(build(name), "32-true") is None
+    assert fixed_state(Runner(build(name))) is None
 
 
 def test_rows_join_and_leave_fixed_memory():
     engine, draw = small("gate_loop", slots=6), random.Random(0)
-    rows, expected = fixed(engine.model), {}
+    rows, expected = fixed(Runner(engine.model)), {}
     for n in range(60):
         if len(rows) < 6 and draw.random() < 0.6:
             asked = engine.submit([n % VOCAB], n_tokens=1)
@@ -46,7 +47,7 @@ def test_rows_join_and_leave_fixed_memory():
 @pytest.mark.parametrize("name", tiered(["gate_loop", "attention", "hybrid"], FIRST, MIXERS))
 def test_engines_with_fixed_rows_give_the_same_tokens(name):
     engine = small(name)
-    engine._fixed = fixed(engine.model)
+    engine._slots.kinds.insert(0, fixed(engine._slots.runner))
     check_tokens(engine)
 
 
@@ -55,7 +56,8 @@ def test_engines_with_fixed_rows_give_the_same_tokens(name):
 def test_memory_grows_and_shrinks_within_its_budget(name, n_rows, monkeypatch):
     monkeypatch.setattr(graphs, "SHORT", 4)
     engine = small(name, slots=8)
-    engine._fixed = rows = fixed(engine.model)
+    rows = fixed(engine._slots.runner)
+    engine._slots.kinds.insert(0, rows)
     rows.budget = rows._bytes((n_rows, 64))
     found, sizes, elsewhere = [], set(), 0
     for turn in range(30):
@@ -64,7 +66,7 @@ def test_memory_grows_and_shrinks_within_its_budget(name, n_rows, monkeypatch):
         found.append((asked, PROMPTS[turn % 4], asked.options.n_tokens, turn))
         engine.step()
         sizes.add(rows._size)
-        elsewhere += len(engine._others)
+        elsewhere += len(engine._slots.kinds[-1])
         assert sum(part.nbytes for part in leaves(rows._memory)) <= rows.budget
     for request, prompt, n_tokens, seed in found:
         assert request.result() == alone(engine.model, prompt, n_tokens, seed=seed)
@@ -75,13 +77,14 @@ def test_memory_grows_and_shrinks_within_its_budget(name, n_rows, monkeypatch):
 def test_a_long_request_does_not_lengthen_the_rings_of_short_ones(monkeypatch):
     monkeypatch.setattr(graphs, "SHORT", 4)
     engine = small("attention", slots=20, chunk=512, prompt_tokens=1024)
-    engine._fixed = rows = fixed(engine.model)
+    rows = fixed(engine._slots.runner)
+    engine._slots.kinds.insert(0, rows)
     asked = [engine.submit([token, 1], n_tokens=400, temperature=0) for token in range(8)]
     asked.append(engine.submit([1] * 500, n_tokens=4, temperature=0))
     while not all(len(request.generated) > 1 for request in asked):
         engine.step()
     assert rows._size[1] <= 256
-    assert engine._others.requests == [asked[-1]]
+    assert engine._slots.kinds[-1].requests == [asked[-1]]
     assert asked[-1].result() == alone(engine.model, [1] * 500, 4, temperature=0)
 
 
@@ -89,7 +92,7 @@ def test_a_long_request_does_not_lengthen_the_rings_of_short_ones(monkeypatch):
 @torch.no_grad()
 def test_steps_that_write_into_the_state_before_them(name):
     model = build(name)
-    if fixed_state(model, "32-true") is None or any(mixer.state_grows for mixer in model.mixers):
+    if fixed_state(Runner(model)) is None or any(mixer.state_grows for mixer in model.mixers):
         pytest.skip("the shape of the state changes")
     tokens = torch.tensor([[1], [2], [3]])
     _, state = model.hidden(tokens, model.init_state(3))
@@ -118,7 +121,7 @@ def test_choices_without_filters_are_those_of_the_sampler():
 def test_captured_steps_give_the_tokens_of_generate(name):
     model = build(name).cuda()
     engine = Engine(model, slots=6, chunk=4, prompt_tokens=8)
-    if engine._fixed is None:
+    if len(engine._slots.kinds) == 1:
         pytest.skip("the shape of the state changes")
     check_tokens(engine)
-    assert engine._fixed._graphs
+    assert engine._slots.kinds[0]._graphs

@@ -337,7 +337,8 @@ class LearnOptions(LearnerOptions):
         n_layers: number of blocks.
         model_args: further fields of the model, such as channel_mixing=none norm=none.
         chunk: steps that are learnt at a time; the parameters change after each chunk.
-        lr: learning rate of Adam.
+        lr: learning rate.
+        momentum: train by SGD with this Nesterov momentum in place of Adam.
         clip_norm: maximum norm of the gradients.
         rows: rows of the stream that are learnt from side by side.
         seed: seed of the stream, and of the model's initial values.
@@ -361,6 +362,7 @@ class LearnOptions(LearnerOptions):
     model_args: tuple[str, ...] = ()
     chunk: int = 8
     lr: float = 3e-3
+    momentum: float | None = None
     clip_norm: float | None = 1.0
     rows: int = 1
     seed: int = 0

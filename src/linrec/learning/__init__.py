@@ -13,33 +13,43 @@ from torch import nn
 from torch.optim import Optimizer
 
 from linrec.errors import unknown, unknown_argument
+from linrec.learning.columnar import Columnar
+from linrec.learning.columns import ColumnarNetwork
+from linrec.learning.e_prop import EProp
+from linrec.learning.eligibility import DRTRL, OSTL, RFLO
+from linrec.learning.fixed_points import CGRBP, RBP, NeumannRBP
+from linrec.learning.fptt import FPTT
 from linrec.learning.frozen_rls import FrozenRLS
+from linrec.learning.hebb import Hebb
 from linrec.learning.learner import Learner, Learnt, Piece, Step, step_losses
+from linrec.learning.lifted import Lifted
+from linrec.learning.neural_coding import PTNCNNetwork
+from linrec.learning.pp_prop import PPProp
+from linrec.learning.predictive_coding import PredictiveCoding, TemporalPredictiveCoding
+from linrec.learning.ptncn import PTNCN
 from linrec.learning.rtrl import LSTM1997, RTRL, DenseRTRL, FocusedBackpropagation, OnlineLRU
+from linrec.learning.snap import SnAp
+from linrec.learning.stochastic import KFRTRL, UORO
+from linrec.learning.teacher_forcing import GTF, ShallowPLRNN
 from linrec.learning.windows import BPTT, TBPTT
 
 __all__ = [
-    "BPTT",
-    "LSTM1997",
-    "RTRL",
-    "TBPTT",
-    "DenseRTRL",
-    "FocusedBackpropagation",
-    "FrozenRLS",
-    "Learner",
-    "Learnt",
-    "OnlineLRU",
-    "Piece",
-    "Step",
-    "build_learner",
-    "get",
-    "names",
-    "step_losses",
-]
+    "BPTT", "CGRBP", "DRTRL", "FPTT", "GTF", "KFRTRL", "LSTM1997", "OSTL", "PTNCN", "RBP", "RFLO", "RTRL",
+    "TBPTT", "UORO", "Columnar", "ColumnarNetwork", "DenseRTRL", "EProp", "FocusedBackpropagation",
+    "FrozenRLS", "Hebb", "Learner", "Learnt", "Lifted", "NeumannRBP", "OnlineLRU", "PPProp", "PTNCNNetwork",
+    "Piece", "PredictiveCoding", "ShallowPLRNN", "SnAp", "Step", "TemporalPredictiveCoding", "build_learner",
+    "get", "names", "step_losses",
+]  # fmt: skip
 
 _LEARNERS: dict[str, type[Learner]] = {
     learner.name: learner
-    for learner in (BPTT, TBPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997, FrozenRLS)
+    for learner in (
+        *(BPTT, TBPTT, FPTT, RTRL, DenseRTRL, OnlineLRU, FocusedBackpropagation, LSTM1997),
+        *(UORO, KFRTRL, SnAp, DRTRL, RFLO, OSTL, EProp, PPProp),
+        *(RBP, CGRBP, NeumannRBP),
+        *(Columnar, PredictiveCoding, TemporalPredictiveCoding, Lifted, Hebb, PTNCN, GTF),
+        FrozenRLS,
+    )
 }
 
 

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from linrec.learning.layers import outermost
 from linrec.learning.learner import Learner, Learnt, Piece
 from linrec.models import LanguageModel, SequenceClassifier
 from linrec.rules import require
@@ -30,7 +32,8 @@ class FrozenRLS(Learner):
 
     so that w minimises sum_s la^(t-s) |y_s - x_s^T w|^2 + ridge la^(t+1) |w|^2 after step t. All outputs
     share P. The features are the inputs of the model's head, or the outputs of a model without a head, and a
-    constant 1. Rows share the readout: a step of b rows is one update with b errors, each times its weight.
+    constant 1. With `layers`, they are the outputs of all recurrent layers, as in a deep reservoir. Rows
+    share the readout: a step of b rows is one update with b errors, each times its weight.
 
     A target that is a class counts as one-hot, so x^T w estimates probabilities. The prediction is log p with
     p_i = max(x^T w_i, floor / n) / sum_j max(x^T w_j, floor / n), whose cross-entropy compares with other
@@ -44,6 +47,7 @@ class FrozenRLS(Learner):
     Args:
         forgetting: la in (0, 1]; 1 / (1 - la) steps are remembered.
         ridge: weight of |w|^2 at the start, above 0.
+        layers: whether the readout sees the outputs of all recurrent layers.
         floor: smallest probability of a class, in units of a uniform guess, in (0, 1).
 
     The other arguments are those of `Learner`; the optimiser is unused.
@@ -69,18 +73,19 @@ class FrozenRLS(Learner):
         forgetting: float = 0.999,
         ridge: float = 1.0,
         floor: float = 0.01,
+        layers: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         require(0 < forgetting <= 1, f"`forgetting` must be in (0, 1]; got {forgetting}. 1 forgets nothing.")
         require(ridge > 0, f"`ridge` must be above 0; got {ridge}. Small numbers learn fast at first.")
         require(0 < floor < 1, f"`floor` must be in (0, 1); got {floor}. 1 would be a uniform guess.")
-        self.forgetting, self.ridge, self.floor = forgetting, ridge, floor
+        self.forgetting, self.ridge, self.floor, self.layers = forgetting, ridge, floor, layers
 
     @override
     def options(self) -> dict[str, Any]:
-        own = {"forgetting": self.forgetting, "ridge": self.ridge, "floor": self.floor}
-        return super().options() | own
+        names = ("forgetting", "ridge", "floor", "layers")
+        return super().options() | {name: getattr(self, name) for name in names}
 
     @override
     def first_memory(self, rows: int, device: torch.device) -> dict[str, Tree]:
@@ -92,7 +97,7 @@ class FrozenRLS(Learner):
     def learn(self, piece: Piece, memory: dict[str, Tree]) -> Learnt:
         with self._features() as found:
             output, state = self.run(piece.inputs, memory["state"], piece.reset)
-        x = found[0] if found else output
+        x = torch.cat(found, 2) if found else output
         x = functional.pad(x.double(), (0, 1), value=1.0)
         is_class = not piece.targets.is_floating_point()
         y = piece.targets
@@ -141,17 +146,18 @@ class FrozenRLS(Learner):
 
     @contextmanager
     def _features(self) -> Iterator[list[Tensor]]:
-        """Within the context, collect the inputs of the model's head."""
+        """Within the context, collect the inputs of the model's head, or the outputs of all layers."""
         found: list[Tensor] = []
-        if not isinstance(self.model, LanguageModel | SequenceClassifier):
-            yield found
-            return
-
-        def before(head: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            found.append(arguments[0])
-
-        handle = self.model.head.register_forward_pre_hook(before)
+        handles: list[RemovableHandle] = []
+        if self.layers:
+            for mixer in outermost(self.model).values():
+                handles.append(mixer.register_forward_hook(lambda mixer, given, made: found.append(made[0])))
+        elif isinstance(self.model, LanguageModel | SequenceClassifier):
+            handles.append(
+                self.model.head.register_forward_pre_hook(lambda head, given: found.append(given[0]))
+            )
         try:
             yield found
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()

@@ -19,7 +19,9 @@ from linrec.nn.segment_mixer import SegmentMixer
 from linrec.ops.core.call import Call, Result, handling
 from linrec.trees import Tree, leaves, map_tree
 
-__all__ = ["Layer", "Parts", "Past", "find_layers", "influences", "split", "watching"]
+__all__ = [
+    "Layer", "Parts", "Past", "find_layers", "influences", "outermost", "replacing", "split", "watching",
+]  # fmt: skip
 
 # the probe's rows and steps, and the largest relative difference that counts as rounding
 ROWS = 64
@@ -103,9 +105,14 @@ def find_layers(
         traced: returns the channels of a mixer's state to trace; the others are then inputs of each step.
             None traces all that depend on parameters.
     """
-    found: list[Layer] = []
+    return [_probed(path, mixer, traced(mixer)) for path, mixer in outermost(model).items()]
+
+
+def outermost(model: nn.Module) -> dict[str, Mixer]:
+    """Return the outermost mixers of a model that have a state, by their paths."""
+    found: dict[str, Mixer] = {}
     for path, mixer in model.named_modules():
-        inside = any(not layer.path or path.startswith(f"{layer.path}.") for layer in found)
+        inside = any(not above or path.startswith(f"{above}.") for above in found)
         if isinstance(mixer, SegmentMixer):
             raise ValueError(
                 f"traces need a state that changes at each step; the state of `{path or 'model'}` "
@@ -113,7 +120,7 @@ def find_layers(
                 "Take 'tbptt', whose window may hold several segments."
             )
         if isinstance(mixer, Mixer) and not inside and leaves(mixer.init_state(1, device="meta")):
-            found.append(_probed(path, mixer, traced(mixer)))
+            found[path] = mixer
     return found
 
 
@@ -309,17 +316,24 @@ def watching(
 
         return forward
 
-    # a user may have given a mixer a `forward` of its own
-    replaced = [vars(layer.mixer).get("forward") for layer in layers]
-    try:
-        for layer in layers:
-            layer.mixer.forward = watched(layer, layer.mixer.forward)  # type: ignore[method-assign]
+    with replacing({layer.mixer: watched(layer, layer.mixer.forward) for layer in layers}):
         yield calls
+
+
+@contextmanager
+def replacing(forwards: Mapping[Mixer, Callable[..., Any]]) -> Iterator[None]:
+    """Within the context, give mixers other `forward` functions."""
+    # a user may have given a mixer a `forward` of its own
+    own: dict[Mixer, Any] = {mixer: vars(mixer).get("forward") for mixer in forwards}
+    try:
+        for mixer, forward in forwards.items():
+            mixer.forward = forward  # type: ignore[method-assign]
+        yield
     finally:
-        for layer, own in zip(layers, replaced, strict=True):
-            vars(layer.mixer).pop("forward", None)
-            if own is not None:
-                layer.mixer.forward = own  # type: ignore[method-assign]
+        for mixer, before in own.items():
+            vars(mixer).pop("forward", None)
+            if before is not None:
+                mixer.forward = before  # type: ignore[method-assign]
 
 
 class _Run(nn.Module):

@@ -113,6 +113,8 @@ class Learner(ABC):
     Attributes:
         name: the learner's name.
         chunk_only: why the learner has no `step`; None for learners that have.
+        network: the class of the only models that the learner trains, called with `n_features`, `n_outputs`
+            and `vocab_size`; None for learners of other models.
         memory: a dict of trees of tensors (b, ..), carried from step to step: "state" is the model's state.
             None before the first step. Values may be replaced.
         shared: names of entries of the memory that all rows share; `reset` with `rows` leaves them.
@@ -126,6 +128,7 @@ class Learner(ABC):
     name: ClassVar[str]
     chunk_only: ClassVar[str | None] = None
     shared: ClassVar[frozenset[str]] = frozenset()
+    network: ClassVar[type[nn.Module] | None] = None
 
     def __init__(
         self,
@@ -138,6 +141,10 @@ class Learner(ABC):
         capture: bool = False,
     ) -> None:
         _check_streams(model)
+        if self.network is not None and not isinstance(model, self.network):
+            raise ValueError(
+                f"`model` must be a {self.network.__name__} for `{self.name}`; got {type(model).__name__}."
+            )
         if update_every != "chunk":
             at_least(1, update_every=update_every, cure="'chunk' updates at the end of each chunk.")
         at_least(0, clip_norm=clip_norm, or_none=True, cure="None disables clipping.")
@@ -241,6 +248,7 @@ class Learner(ABC):
             return None
         for p, gradient in zip(self.parameters, self._gradients, strict=True):
             p.grad = None if gradient is None else (gradient / self._weight).to(p.dtype)
+        self.before_update()
         norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
         self._gradients, self._weight = [None] * len(self._named), 0.0
         if not norm.isfinite():
@@ -253,6 +261,7 @@ class Learner(ABC):
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         for optimizer in self.optimizers:
             optimizer.step()
+        self.after_update()
         self._clear()
         self.updates += 1
         for module in self.model.modules():
@@ -260,6 +269,12 @@ class Learner(ABC):
             if callable(after_update := getattr(module, "after_update", None)):
                 after_update(self.updates)
         return norm
+
+    def before_update(self) -> None:  # noqa: B027
+        """Change the gradients `p.grad` of an update, before they are clipped; a learner may override it."""
+
+    def after_update(self) -> None:  # noqa: B027
+        """Follow a step of the optimiser; a learner may override it."""
 
     def reset(self, rows: Bool[Tensor, "b"] | None = None) -> None:
         """Set the memory to that of a new learner.

@@ -18,7 +18,7 @@ from linrec.nn.orthogonal import Orthogonal
 from linrec.rules import choice, require
 from linrec.trees import Tree, leaves, map_tree
 
-__all__ = ["LSTM1997", "RTRL", "DenseRTRL", "FocusedBackpropagation", "OnlineLRU"]
+__all__ = ["LSTM1997", "RTRL", "DenseRTRL", "FocusedBackpropagation", "OnlineLRU", "check_parameters"]
 
 Credit = Literal["chunk", "spatial"]
 Mode = Literal["full", "full_rec", "1truncated", "spatial", "reservoir"]
@@ -71,7 +71,7 @@ class RTRL(Learner):
     def __init__(self, *args: Any, credit: Credit = "chunk", partial: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         choice(Credit, credit=credit)
-        _check_parameters(self)
+        check_parameters(self)
         self.credit, self.partial = credit, partial
         self.layers = self.find_layers()
         for layer in self.layers:
@@ -313,7 +313,7 @@ class DenseRTRL(Learner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        _check_parameters(self)
+        check_parameters(self)
         n = _joined(super().first_memory(1, torch.device("meta"))["state"]).shape[1]
         require(
             n <= LARGEST,
@@ -419,7 +419,7 @@ def _parted(h: Tensor, like: Tree) -> Tree:
     return map_tree(part, like)
 
 
-def _check_parameters(learner: Learner) -> None:
+def check_parameters(learner: Learner) -> None:
     """Raise ValueError for parameters whose traces would be wrong.
 
     Products of many decays near 1 need more digits than half precision has. A trace belongs to a parameter

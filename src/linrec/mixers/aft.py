@@ -29,9 +29,8 @@ from linrec.nn.documents import largest_of_documents, softmax_means, totals
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.positions import StandardizedBias, Windows, positions
-from linrec.nn.running_maximum import running_maximum
+from linrec.nn.running_maximum import maxima_around_steps, running_maximum
 from linrec.nn.seen_steps import SeenSteps
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note, noting
@@ -173,6 +172,8 @@ class AFT(Mixer):
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)
         self.variant, self.max_length, self.window, self.causal = variant, max_length, window, causal
+        # the other variants weigh pairs of steps
+        self.takes_turns = variant != "simple"
         # AFT-conv has a key for each head
         self.n_keys = d_model
         if variant == "conv":
@@ -193,8 +194,6 @@ class AFT(Mixer):
 
         Without `causal`, the state is None.
         """
-        # the largest key so far is over the steps of all processes
-        refuse_split_time("aft")
         if not self.causal:
             mean = self._whole(wide(self.k(x)), wide(self.v(x)), reset)
             return self.out(torch.sigmoid(self.q(x)) * mean.to(x.dtype)), None
@@ -202,16 +201,13 @@ class AFT(Mixer):
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
         if self.variant == "simple":
             # the quotient does not depend on m, so m needs no gradient
-            largest = running_maximum(K, past.largest, reset=reset)
-            before, m = largest[:, :-1], largest[:, 1:]
-            # where a new sequence starts the largest key may fall, and nothing is left to fade
-            fade, weight = (before - m).clamp(max=0).exp(), (K - m).exp()
+            before, m, largest = maxima_around_steps(K, past.largest, reset=reset)
+            fade, weight = (before - m).exp(), (K - m).exp()
             update = torch.cat([weight * V, weight], -1)
             sums, last = scan(torch.cat([fade, fade], -1), update, state=past.sums, reset=reset)
             n, d = sums.chunk(2, -1)
             note(Q=Q, fade=fade, weight=weight, d=d)
-            # a view would keep m of all steps as long as the state
-            mean, state = n / d, AFTState(last, largest[:, -1].clone())
+            mean, state = n / d, AFTState(last, largest)
         elif self.variant != "full":
             position, _ = positions(past.seen, x.shape[1], reset=reset)
             if self.variant == "conv":

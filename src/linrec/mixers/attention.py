@@ -24,7 +24,7 @@ from linrec.nn.evicting_cache import EvictingCache, Eviction
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads, repeat_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, gated, make_norm
-from linrec.nn.positions import AttentionState
+from linrec.nn.positions import AttentionState, positions
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import check_options, gate_loop_attention, softmax_attention
@@ -173,6 +173,8 @@ class Attention(Mixer):
             "`eviction` and `sinks` are of a bounded cache; got `cache_size=None`. Pass a number of steps.",
         )
         self.bounded = None if cache_size is None else EvictingCache(cache_size, eviction, sinks)
+        # a policy evicts steps one after another
+        self.takes_turns = cache_size is not None
         if self.bounded is not None:
             # no call of an operator has the weights of all steps
             self.recurrence = None
@@ -201,8 +203,9 @@ class Attention(Mixer):
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
         q, k, v, g = self.qkv(x)
+        places, position = positions(position, x.shape[1])
         if self.rotary is not None:
-            q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
+            q, k = self.rotary(places, q, k)
         factory: dict[str, Any] = {"dtype": self.state_dtype, "device": x.device}
         if self.xpos:
             decay = xpos_decays(self.d_head, **factory).expand(self.n_heads, -1)
@@ -224,7 +227,7 @@ class Attention(Mixer):
         o = self.out(gated(heads.flatten(-2), g, torch.sigmoid))
         if cache is None:
             return o, None
-        return o, AttentionState(cache, (position + x.shape[1]).expand(x.shape[0]).contiguous())
+        return o, AttentionState(cache, position.expand(x.shape[0]).contiguous())
 
     def _evicting(
         self, cache: EvictingCache, x: Tensor, state: State, reset: Tensor | None

@@ -128,6 +128,8 @@ class BlockState(SegmentMixer):
         at_least(1, most=COUNT, n_states=n_states, or_none=True)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, d_head, least=CHANNELS_PER_HEAD)
         self.sliding, self.by_filters = sliding, integration == "multi_filter"
+        # the places of blocks decide which outputs of the filters are read
+        self.takes_turns = self.by_filters
         self.n_states = FILTERS if n_states is None and self.by_filters else n_states
         filters = {"single_head": 1, "multi_head": self.n_heads}.get(integration, self.n_states or FILTERS)
         linear = {"d_state": 2 * max(1, d_model // (2 * filters)), "activation": False, "output": "none"}

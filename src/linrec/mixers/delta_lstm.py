@@ -29,7 +29,6 @@ from linrec.nn.fast_weights import CHANNELS_PER_HEAD, UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import require
 
@@ -117,8 +116,6 @@ class DeltaLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `DeltaLSTMState`."""
-        # here, so that the error names this mixer rather than `delta_rule`
-        refuse_split_time("delta_lstm")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         linears = (self.q, self.k, self.v, self.recurrent_k, self.recurrent_v)
         q, k, v, k_R, v_R = (linear(x).unflatten(-1, (3 * self.n_heads, -1)) for linear in linears)

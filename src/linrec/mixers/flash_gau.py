@@ -30,7 +30,6 @@ from linrec.nn.positions import Windows, positions
 from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops import inspection
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, require
@@ -110,6 +109,8 @@ class FlashGAU(Mixer):
 
     recurrence = "gate_loop"
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -160,8 +161,6 @@ class FlashGAU(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return O, and a `FlashState`."""
-        # values of other steps enter a sum here
-        refuse_split_time("flash_gau")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         (_, time, _), C = x.shape, self.chunk_size
         U, V, Z = (functional.silu(linear(x)) for linear in (self.u, self.v, self.z))

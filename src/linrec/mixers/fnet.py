@@ -12,7 +12,6 @@ from torch import Tensor
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.seen_steps import SeenSteps
-from linrec.ops.core.call import refuse_split_time
 
 __all__ = ["FNet"]
 
@@ -44,7 +43,6 @@ class FNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y and None."""
-        refuse_split_time("fnet")
         if 0 in x.shape:
             return x.clone(), None
         dtype = torch.promote_types(x.dtype, torch.float32)

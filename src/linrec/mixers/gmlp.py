@@ -23,7 +23,6 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import output_kwargs
 from linrec.nn.seen_steps import SeenSteps
 from linrec.ops.attention import AttentionCache, softmax_attention
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
 from linrec.rules import at_least, require
 
@@ -86,6 +85,8 @@ class GMLP(Mixer):
         (torch.Size([2, 10, 8]), torch.Size([2, 10, 24]))
     """
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -119,7 +120,6 @@ class GMLP(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `GMLPState`, None without `causal`."""
-        refuse_split_time("gmlp")
         past = self._empty(x.shape[0], x.device) if state is None else state
         z1, z2 = functional.gelu(self.in_proj(x)).chunk(2, -1)
         z = torch.cat([past.z, self.norm(z2).to(past.z.dtype)], 1)

@@ -129,7 +129,7 @@ class H3(Mixer):
         # zero-length time would have fewer inputs than taps without one more
         k, keys = long_conv(k, taps, state=functional.pad(tail, (0, 0, 1, 0)), reset=reset)
         # a view would keep all keys as long as the state
-        tail = keys[:, x.shape[1] + 1 :].to(taps.dtype, copy=True)
+        tail = keys[:, keys.shape[1] - self.d_state + 1 :].to(taps.dtype, copy=True)
 
         q, k, v = (part.unflatten(-1, (self.n_heads, self.d_head)) for part in (q, k, v))
         note(q=q, k=k)

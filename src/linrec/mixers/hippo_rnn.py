@@ -24,7 +24,7 @@ from linrec.nn.cells import Step, Tensors, step_by_step
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import affine_map
-from linrec.ops.core.call import refuse_split_time, unhandled
+from linrec.ops.core.call import unhandled
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, positive, require
 
@@ -100,6 +100,8 @@ class HiPPORNN(Mixer):
     A: Tensor
     B: Tensor
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -143,8 +145,6 @@ class HiPPORNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, HiPPOState]:
         """Return h, and a `HiPPOState`."""
-        # here, since `unhandled` hides the handler that splits time
-        refuse_split_time("hippo_rnn")
         h, c, steps = self.init_state(x.shape[0], device=x.device) if state is None else state
         dtype, d = c.dtype, self.d_model
         # L_z and the maps of the gate side by side, split into columns for x and for the rest

@@ -36,7 +36,6 @@ from linrec.nn.norms import make_norm
 from linrec.nn.projections import projected
 from linrec.nn.rotary import Rotary, rotary_gate_loop
 from linrec.nn.running_maximum import maxima_around_steps
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
 from linrec.ops.inspection import note
@@ -230,8 +229,6 @@ class LinearAttention(Mixer):
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)
         else:
-            # the largest exponent so far is over the steps of all processes
-            refuse_split_time("linear_attention with exponential features")
             (c_q, e_q), (c_k, e_k) = self.phi.logarithms(q), self.phi.logarithms(k)
             if state is None:
                 largest = torch.full((x.shape[0], self.n_heads, self.d_turned), -torch.inf, **like)
@@ -271,7 +268,6 @@ class LinearAttention(Mixer):
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, reset: Tensor | None) -> Tensor:
         """Return y of eq. 5, over each document."""
-        refuse_split_time("linear_attention with causal=False")
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)
         else:

@@ -19,7 +19,6 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.seen_steps import SeenSteps
-from linrec.ops.core.call import refuse_split_time
 from linrec.rules import at_least
 
 __all__ = ["Linformer"]
@@ -94,7 +93,6 @@ class Linformer(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y and None."""
-        refuse_split_time("linformer")
         q, k, v = (z.unflatten(-1, self.heads) for z in projected(x, self.q, self.k, self.v))
         E, F = (part.to(q.dtype) for part in (self.E, self.E if self.F is None else self.F))
         q = q / math.sqrt(self.heads[1])

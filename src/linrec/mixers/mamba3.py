@@ -291,16 +291,14 @@ def trapezoidal_gate_loop(
     gamma = weight * dt
     past_k, last_k = token_shift(k.flatten(2), last_k, reset=reset)
     past_v, last_v = token_shift(v.flatten(2), last_v, reset=reset)
-    past_gamma, _ = token_shift(gamma, reset=reset)
+    past_gamma, last_gamma = token_shift(gamma, reset=reset)
     gate = log_decay.exp() * (past_gamma + dt - gamma)
     own = gamma * (q * k).sum(-1)
     note(gate=gate, own=own)
     inputs = gate[..., None] * past_v.unflatten(-1, heads)
     past_k = past_k.unflatten(-1, heads)
     y, G = gate_loop(q.to(v.dtype), past_k.to(v.dtype), inputs.to(v.dtype), log_decay, state=S, reset=reset)
-    # the sum over no steps is zero
-    last_gamma = gamma[:, -1:].sum(1)[..., None]
-    scaled_k = last_gamma * last_k.unflatten(-1, heads)
+    scaled_k = last_gamma[..., None] * last_k.unflatten(-1, heads)
     S = G + scaled_k[..., None] * last_v.unflatten(-1, heads)[..., None, :]
     return y + own[..., None] * v, TrapezoidState(S, last_k, last_v)
 

@@ -34,7 +34,7 @@ from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops import inspection
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
-from linrec.ops.core.call import recording, refuse_split_time
+from linrec.ops.core.call import recording
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.rules import at_least, require
 
@@ -116,6 +116,8 @@ class Mega(Mixer):
         (torch.Size([2, 10, 16]), torch.Size([2, 16, 4]), torch.Size([2, 3, 1, 32]), tensor([10, 10]))
     """
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -179,7 +181,6 @@ class Mega(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y less x, and a `MegaState`."""
-        refuse_split_time("mega")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         skipped, x = x, self.norm(x)
         averaged, h = x, past.h

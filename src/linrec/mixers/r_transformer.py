@@ -21,7 +21,6 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import tensor_options
 from linrec.nn.positions import AttentionState
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import documents
 from linrec.rules import COUNT, at_least
 
@@ -86,6 +85,8 @@ class RTransformer(Mixer):
     recurrence = "softmax_attention"
     own_norm = True
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -113,7 +114,6 @@ class RTransformer(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y less x, and an `RTransformerState`."""
-        refuse_split_time("r_transformer")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         u, tails = x, []
         for rnn, norm, tail in zip(self.rnns, self.rnn_norms, past.steps, strict=True):

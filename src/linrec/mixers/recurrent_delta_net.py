@@ -33,7 +33,6 @@ from linrec.nn.fast_weights import CHANNELS_PER_HEAD, UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import require
 
@@ -138,8 +137,6 @@ class RecurrentDeltaNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `RecurrentDeltaState`."""
-        # here, so that the error names this mixer rather than `delta_rule`
-        refuse_split_time("recurrent_delta_net")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         if self.is_rnn:
             return self._delta_rnn(x, past, reset)

@@ -21,7 +21,6 @@ from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.seen_steps import SeenSteps
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.inspection import note, noting
 from linrec.rules import at_least, require
@@ -92,6 +91,8 @@ class Reformer(Mixer):
     G: Tensor
     of_one_input = "q", "v"
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -125,7 +126,6 @@ class Reformer(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `ReformerState`; None without `causal`, or with `chunk_size`."""
-        refuse_split_time("reformer")
         q, v = (y.unflatten(-1, self.heads) for y in projected(x, self.q, self.v))
         # 1 / |q|, as a root mean square in the authors' code
         size = q.square().mean(-1, keepdim=True) + 1e-6

@@ -33,7 +33,6 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.running_maximum import maxima_around_steps
 from linrec.nn.token_shift import Place, first_decay, ramp, token_shift, zigzag
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
@@ -135,8 +134,6 @@ class RWKV4(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `RWKV4State`."""
-        # the largest exponent so far is over the steps of all processes
-        refuse_split_time("rwkv4")
         state = self.init_state(x.shape[0], device=x.device) if state is None else state
         x_r = x_k = x_v = x
         last = None
@@ -156,9 +153,7 @@ class RWKV4(Mixer):
             log_now = self.u.to(k.dtype) + k
             p = torch.maximum(earlier, log_now.detach())
             past, now = (earlier - p).exp(), (log_now - p).exp()
-            before = torch.cat([state.sums[:, None].to(sums), sums], 1)[:, :-1]
-            if reset is not None:
-                before = before.masked_fill(reset[..., None], 0)
+            before, _ = token_shift(sums, state.sums, reset=reset)
             sums = torch.cat([past, past], -1) * before + torch.cat([now * v, now], -1)
             note(past=past, now=now)
         a, b = sums.chunk(2, -1)

@@ -33,7 +33,6 @@ from linrec.nn.norms import HeadNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.slstm_steps import SLSTMBackend, log_forget, slstm_steps
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
 
 __all__ = ["SLSTM", "SLSTMState"]
@@ -141,8 +140,6 @@ class SLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `SLSTMState`."""
-        # here, so that the error names this mixer rather than the convolution
-        refuse_split_time("slstm")
         tail, *past = self.init_state(x.shape[0], device=x.device) if state is None else state
         filtered, tail = self.conv(x, tail, reset=reset)
         W_x = torch.stack([self.i(filtered), self.f(filtered), self.z(x), self.o(x)], 2)

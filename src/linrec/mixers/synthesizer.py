@@ -24,7 +24,6 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark, tensor_options
 from linrec.nn.projections import output_kwargs
 from linrec.nn.seen_steps import SeenSteps
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
 from linrec.rules import at_least, divisor, require
 
@@ -101,6 +100,8 @@ class Synthesizer(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 10, 1, 64]))
     """
 
+    takes_turns = True
+
     def __init__(
         self,
         d_model: int,
@@ -154,7 +155,6 @@ class Synthesizer(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and a `SynthesizerState`, None without `causal`."""
-        refuse_split_time("synthesizer")
         past = self._empty(x.shape[0], x.device) if state is None else state
         v = torch.cat([past.v, self.v(x).to(past.v.dtype).unflatten(-1, self.heads)], 1)
         k = None

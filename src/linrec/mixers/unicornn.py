@@ -20,7 +20,6 @@ from torch.autograd.function import once_differentiable
 from linrec.nn.cells import NonlinearMixer
 from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.nonlinear_scan import leaves_graph
 from linrec.rules import at_least, positive, require
@@ -91,6 +90,8 @@ class UnICORNN(NonlinearMixer):
             f"`reversible` needs the loop, but `mode` is {mode!r}. Pass mode='auto'.",
         )
         self.dt, self.alpha, self.reversible = dt, alpha, reversible
+        # the loop that rebuilds the states is no operator
+        self.takes_turns = reversible
 
         self.V = nn.Linear(d_model, d_model)
         nn.init.kaiming_uniform_(self.V.weight, a=8)
@@ -120,7 +121,6 @@ class UnICORNN(NonlinearMixer):
     def _rebuilt(
         self, Vx: Tensor, step: Tensor, start: Tensor, reset: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        refuse_split_time("unicornn")
         with without_autocast(Vx.device.type):
             y, state = _Reversible.apply(self.alpha, reset, *map(wide, (Vx, self.w, step, start)))
         return y.to(Vx.dtype), state

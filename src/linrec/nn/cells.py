@@ -14,7 +14,7 @@ from linrec.extras import import_extra
 from linrec.nn.activations import to_complex, to_pairs
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import matrix
-from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.call import in_turn
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import accumulation, wide, without_autocast
 from linrec.ops.nonlinear_scan import nonlinear_scan
@@ -122,7 +122,6 @@ def step_by_step(
         The states after the last step, and the outputs of all steps. Without any steps, the states are the
         states given.
     """
-    refuse_split_time(name)
     fresh = [0.0] * len(state) if fresh is None else fresh
     axes = sorted({part.dim() for part in state})
 
@@ -133,13 +132,18 @@ def step_by_step(
 
     given = [*inputs, *(_cut(reset, dim, axis) for dim in axes)]
     first = next(x for x in inputs if x is not None)
-    with without_autocast(first.device.type):
-        if first.shape[axis] > 0:
-            return loop(after_reset, tuple(state), given, axis=axis)
-        # a step of zeros shows the shapes of outputs
-        zeros = (None if x is None else x.new_zeros(x.shape[:axis] + x.shape[axis + 1 :]) for x in given)
-        _, outputs = after_reset(tuple(state), *zeros)
-    return tuple(state), tuple(y.unsqueeze(axis).narrow(axis, 0, 0) for y in outputs)
+
+    def run(state: Tensors) -> tuple[Tensors, Tensors]:
+        with without_autocast(first.device.type):
+            if first.shape[axis] > 0:
+                return loop(after_reset, state, given, axis=axis)[::-1]
+            # a step of zeros shows the shapes of outputs, which depend on all inputs
+            zeros = (None if x is None else x.sum(axis).to(x.dtype) for x in given)
+            _, outputs = after_reset(state, *zeros)
+        return tuple(y.unsqueeze(axis).narrow(axis, 0, 0) for y in outputs), state
+
+    outputs, last = in_turn(name, run, tuple(state), inputs)
+    return last, outputs
 
 
 def _cut(reset: Tensor | None, dim: int, axis: int) -> Tensor | None:

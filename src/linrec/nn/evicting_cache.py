@@ -27,7 +27,6 @@ from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import AttentionCache, softmax_attention
-from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import wide
 from linrec.rules import at_least, choice, require
@@ -181,7 +180,6 @@ class EvictingCache:
             rotary: turns queries and keys; None for heads without positions.
             dropout: probability of dropping a weight.
         """
-        refuse_split_time("attention with `cache_size`")
         place, position = positions(state.position, q.shape[1], reset=reset)
         far = q
         if rotary is not None:

@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from linrec.nn.mixer import State
 from linrec.nn.parameters import Float32Module
+from linrec.ops.core.call import in_turn, time_is_split, unhandled
+from linrec.ops.core.isolation import documents
 from linrec.ops.long_conv import long_conv
 from linrec.rules import at_least
 
@@ -70,12 +72,33 @@ class LongFilter(Filter):
         self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b s d"]]:
         """Return y, and the last inputs (b, s, d), s < `length`."""
+        if not time_is_split():
+            return self._filtered(u, state, reset)
+        if state is None:
+            state = self.init_state(u.shape[0], dtype=self.state_dtype, device=u.device)
+
+        def passed(state: Tensor) -> tuple[Tensor, Tensor]:
+            return state, self._last(torch.cat([state.to(u.dtype), u], 1), reset)
+
+        # one process after another, but for the convolution itself
+        before, last = in_turn("long_filter", passed, state, [u])
+        with unhandled():
+            y, _ = self._filtered(u, before, reset)
+        return y, last
+
+    def _filtered(self, u: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
         past = 0 if state is None else state.shape[1]
         taps = self.taps(min(self.length, past + u.shape[1]), device=u.device)
         y, inputs = long_conv(u, taps, state=state, reset=reset)
-        unseen = max(0, inputs.shape[1] - (self.length - 1))
+        return y, self._last(inputs, None)
+
+    def _last(self, inputs: Tensor, reset: Tensor | None) -> Tensor:
+        """Return the last `length` - 1 inputs, with zeros before the last reset."""
+        if reset is not None:
+            document = documents(reset, past=inputs.shape[1] - reset.shape[1])
+            inputs = inputs.masked_fill((document != document[:, -1:])[..., None], 0)
         # a copy, for a view would keep all steps as long as the state
-        return y, inputs[:, unseen:].to(self.state_dtype, copy=True)
+        return inputs[:, max(0, inputs.shape[1] - (self.length - 1)) :].to(self.state_dtype, copy=True)
 
     @abstractmethod
     def taps(self, length: int, *, device: torch.device | None = None) -> Float[Tensor, "d length"]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linrec.literals import TAKES_DT
 from linrec.nn.parameters import Float32Module, tensor_options
 from linrec.ops import inspection
-from linrec.ops.core.call import Call, recording
+from linrec.ops.core.call import Call, in_turn, recording, refuse_split_time, time_is_split
 from linrec.ops.core.checks import visible
 from linrec.rules import at_least, typed
 from linrec.trees import leaves, map_tree
@@ -74,6 +74,8 @@ class Mixer(Float32Module):
             A pre-norm block then leaves out the norm before the mixer.
         own_dropout: whether the mixer drops channels of its output itself. A block then leaves out its
             dropout of this output.
+        takes_turns: whether `mix` reads other steps by itself, not by operators alone. `time_parallel` then
+            runs the mixer in one process after another. An attribute of the class or of the mixer.
 
     Example:
         >>> import torch
@@ -91,6 +93,7 @@ class Mixer(Float32Module):
     takes_values: bool = False
     own_norm: bool = False
     own_dropout: bool = False
+    takes_turns: bool = False
     segment_length: int | None = None
     # returns a mixer of the same arguments; None while `init_state` runs zero steps
     _make_again: Callable[[], "Mixer"] | None
@@ -156,7 +159,21 @@ class Mixer(Float32Module):
             state = _cast(state, self._start_of(x, state))
         mix: Callable[..., tuple[Tensor, State]] = self.mix
         arguments = arguments if dt is None else {"dt": dt, **arguments}
-        return checked_output(self, mix(x, state, reset, **arguments), x)
+        if arguments:
+            mix = partial(mix, **arguments)
+        if time_is_split() and (self.takes_turns or not self.is_causal):
+            return self._mix_in_turn(partial(mix, x, reset=reset), x, state, dt)
+        return checked_output(self, mix(x, state, reset), x)
+
+    def _mix_in_turn(
+        self, mix: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, dt: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Run `mix`, a function of the state alone, in one process after another."""
+        name = type(self).__module__.rpartition(".")[2]
+        if not self.is_causal:
+            refuse_split_time(name)
+        state = self.init_state(x.shape[0], device=x.device) if state is None else state
+        return checked_output(self, in_turn(name, mix, state, [x, dt, *self.parameters()]), x)
 
     def check_causal(self, state: State) -> None:
         """Raise ValueError for a state of a mixer that sees later steps."""

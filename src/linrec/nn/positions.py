@@ -11,7 +11,9 @@ from torch.nn import functional
 from linrec.nn.parameters import mark
 from linrec.ops.attention import AttentionCache
 from linrec.ops.core.ambient import exporting
+from linrec.ops.core.call import time_is_split
 from linrec.ops.core.loop import blocks, joined
+from linrec.ops.scan import scan
 from linrec.rules import at_least, choice
 
 __all__ = [
@@ -40,6 +42,12 @@ def positions(
     Returns:
         Positions (b, t) and the next step's position (b,), int64.
     """
+
+    if time_is_split():
+        # a count of steps, which is exact in float64
+        ones = torch.ones(len(seen), time, 1, dtype=torch.float64, device=seen.device)
+        count, last = scan(ones[:, :1, :1], ones, state=seen[:, None].to(ones.dtype), reset=reset)
+        return count[..., 0].long() - 1, last[:, 0].long()
     step = torch.arange(time, device=seen.device)
     begin = -seen[:, None].expand(-1, time)
     if reset is not None:

@@ -12,7 +12,7 @@ from linrec.nn.gates import GateLinear, gate_projected
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
 from linrec.ops.core.ambient import exporting
-from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.call import in_turn
 from linrec.ops.core.loop import raised, recurrence
 from linrec.rules import at_least, choice, positive
 
@@ -88,11 +88,18 @@ def maxima_around_steps(
 
     m_{t-1} is -inf where a new sequence starts. The last m shares no memory with the others.
     """
-    m = running_maximum(x, before, log_decay, reset=reset)
+
+    def maxima(before: Tensor) -> tuple[Tensor, Tensor]:
+        m = running_maximum(x, before, log_decay, reset=reset)
+        return m, m[:, -1].clone()
+
+    # if time is split, processes wait for m alone
+    with torch.no_grad():
+        m, last = in_turn("running_maximum", maxima, before, [])
     earlier = m[:, :-1]
     if reset is not None:
         earlier = earlier.masked_fill(reset.reshape(*reset.shape, *[1] * (x.dim() - 2)), -torch.inf)
-    return earlier, m[:, 1:], m[:, -1].clone()
+    return earlier, m[:, 1:], last
 
 
 class MemoryGates(nn.Module):
@@ -200,8 +207,6 @@ def stabilised(
     Source:
         xLSTM (Beck and others, 2024), the stabiliser of the sLSTM's gates.
     """
-    # the largest exponent so far is over the steps of all processes
-    refuse_split_time("mlstm")
     m = log_i.new_full((len(log_i), log_i.shape[-1]), -torch.inf) if m is None else m
     earlier, now, last = maxima_around_steps(log_i.clamp(min=0), m, log_f, reset=reset)
     # at most 1, so no dtype of k overflows

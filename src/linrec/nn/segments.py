@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.ambient import checkpointed
-from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.call import in_turn
 from linrec.ops.core.isolation import Isolation, beside, documents, entering
 from linrec.rules import require
 from linrec.trees import Tree, leaves, map_tree
@@ -205,7 +205,24 @@ def run_segments(
     Returns:
         The outputs, and the state after the last step.
     """
-    refuse_split_time(name)
+
+    def run(state: SegmentState) -> tuple[Tensor, SegmentState]:
+        return _run_segments(name, piece, finish, x, state, length, reset, detach, recompute)
+
+    return in_turn(name, run, state, [x])
+
+
+def _run_segments(
+    name: str,
+    piece: Piece,
+    finish: Finish,
+    x: Tensor,
+    state: SegmentState,
+    length: int,
+    reset: Tensor | None,
+    detach: Detach,
+    recompute: bool,
+) -> tuple[Tensor, SegmentState]:
     done, time = state.alive.shape[1], x.shape[1]
     require(
         done < length,

@@ -11,7 +11,7 @@ from linrec.nn.norms import HeadNorm
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.short_convolution import Stage
-from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.call import time_split
 from linrec.rules import at_least
 
 __all__ = [
@@ -52,17 +52,19 @@ def token_shift(
     Source:
         Peng and others, RWKV: Reinventing RNNs for the Transformer Era (2023), token shift.
     """
-    # the first step of a part comes after the last one of another process
-    refuse_split_time("token_shift")
     wide = torch.promote_types(x.dtype, torch.float32)
     if last is None:
-        last = x.new_zeros(x.shape[0], x.shape[2])
-    inputs = torch.cat([last[:, None].to(x.dtype), x], 1)
+        last = x.new_zeros(x.shape[0], x.shape[2], dtype=wide)
+    first, final, split = last[:, None], None, time_split()
+    if split is not None:
+        # the first step of a part comes after the last one of another process
+        first, final = split.halo(x, first.to(wide), reset)
+    inputs = torch.cat([first.to(x.dtype), x], 1)
     before = inputs[:, :-1]
     if reset is not None:
         before = before.masked_fill(reset[..., None], 0)
     # a view would keep all inputs as long as the state
-    return before, inputs[:, -1].to(wide, copy=True)
+    return before, inputs[:, -1].to(wide, copy=True) if final is None else final[:, 0]
 
 
 class _Vectors(nn.ParameterList):

@@ -15,42 +15,34 @@ from torch import Tensor
 
 from linrec.ops.core.call import unhandled
 from linrec.ops.scan import scan
+from linrec.parallel.meeting import Meeting, refuse_second_derivatives
 from linrec.parallel.ranks import Call, Ranks
 from linrec.parallel.recurrences import Recurrence
 
 
 def run(
-    ranks: Ranks,
-    recurrence: Recurrence,
-    tensors: tuple[Any, ...],
-    state: Tensor | None,
-    start: Tensor,
-    call: Call,
+    meeting: Meeting, recurrence: Recurrence, tensors: tuple[Any, ...], state: Tensor | None, start: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrence on this rank's segment of the steps.
 
     Args:
-        ranks: the ranks of the other segments.
+        meeting: the call of all ranks.
         recurrence: the operator.
         tensors: its inputs without the state, `reset` last.
         state: initial state of the whole sequence, as the caller passed it.
         start: the same state in the operator's accumulation dtype.
-        call: this rank's call, which the ranks compare.
 
     Returns:
         The outputs of this segment, and the final state of the whole sequence.
     """
-    lengths = ranks.agree(call, start.device)
-    order = [rank for rank, steps in enumerate(lengths) if steps]
-    part = Part(ranks, call, order[::-1] if call.reverse else order, recurrence)
-    with unhandled():
-        if not order:
-            return recurrence.run(tensors, state)
-        with torch.no_grad():
-            entering, final, through = part.forward(tensors, start)
-        # only the first rank receives the gradient of `state`, so that a sum over ranks counts it once
-        y, last = recurrence.run(tensors, state if part.place == 0 else entering)
-    if not call.has_gradient:
+    part = Part(meeting.ranks, meeting.call, meeting.order, recurrence)
+    if not part.order:
+        return recurrence.run(tensors, state)
+    with torch.no_grad():
+        entering, final, through = part.forward(tensors, start)
+    # only the first rank receives the gradient of `state`, so that a sum over ranks counts it once
+    y, last = recurrence.run(tensors, state if part.place == 0 else entering)
+    if not meeting.call.has_gradient:
         return y, final
     return Joined.apply(part, y, last, final, through, state, *tensors)
 
@@ -81,7 +73,9 @@ class Part:
         zeros = torch.zeros_like(_flat(start))
         numbers = [zeros[..., :1], zeros]
         if self.place is not None:
-            numbers = [self._sealed(_flat(x), tensors[-1]) for x in self.recurrence.summary(tensors)]
+            through, added = (_flat(x) for x in self.recurrence.summary(tensors))
+            # infinite, not zero: in the backward pass, zero times NaN is NaN
+            numbers = [self._sealed(through, tensors[-1], math.inf), self._sealed(added, tensors[-1])]
         gathered = self.ranks.gather(torch.cat(numbers, -1))
         through, added = self._ordered(gathered).split([1, zeros.shape[-1]], -1)
         states, final = _over_parts(through, added, start, reverse=False)
@@ -107,14 +101,14 @@ class Part:
     def _ordered(self, gathered: list[Tensor]) -> Tensor:
         return torch.stack([gathered[rank] for rank in self.order], 1)
 
-    def _sealed(self, leaving: Tensor, reset: Tensor | None) -> Tensor:
-        """Zero the state that leaves this segment (b, rows, columns) if a reset separates the next segment.
+    def _sealed(self, leaving: Tensor, reset: Tensor | None, value: float = 0) -> Tensor:
+        """Replace what leaves this segment (b, rows, columns) if a reset separates the next segment.
 
         Only needed in reverse: forward in time, the next segment contains the reset and discards the state.
         """
         if reset is None or not self.call.reverse or self.place == len(self.order) - 1:
             return leaving
-        return leaving.masked_fill(reset[:, :1, None], 0)
+        return leaving.masked_fill(reset[:, :1, None], value)
 
 
 class Joined(torch.autograd.Function):
@@ -146,11 +140,7 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         """Exchange the gradients of the states between the parts."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "gradients through `time_parallel` cannot be differentiated again; "
-                "leave out `create_graph=True`, or keep the sequence in one process."
-            )
+        refuse_second_derivatives()
         part: Part = ctx.part
         through, state, *tensors = ctx.saved_tensors
         part.ranks.agree(part.call._replace(backward=1), dfinal.device)

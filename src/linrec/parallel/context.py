@@ -1,7 +1,7 @@
 """The context in which operators run on segments of time."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,11 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from linrec.ops.core.call import Call as OperatorCall
-from linrec.ops.core.call import Result, TimeSplit, handling
-from linrec.ops.core.kernel import differentiated
-from linrec.parallel import carry
-from linrec.parallel.ranks import DTYPES, OPERATORS, Call, Ranks
-from linrec.parallel.recurrences import GateLoop, Recurrence, Scan
+from linrec.ops.core.call import Result, TimeSplit, handling, unhandled
+from linrec.ops.core.precision import without_autocast
+from linrec.parallel.halos import halo
+from linrec.parallel.operators import OPERATORS
+from linrec.parallel.ranks import Ranks
+from linrec.parallel.turns import in_turn
+from linrec.trees import Tree
 
 __all__ = ["time_parallel"]
 
@@ -84,62 +86,35 @@ def time_parallel(group: dist.ProcessGroup | None = None) -> Iterator[Ranks]:
 class TimeParallel(TimeSplit):
     """Handler that runs operators on this rank's segment of the steps; see `time_parallel`."""
 
-    operators = OPERATORS
+    operators = tuple(OPERATORS)
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def run(self, call: OperatorCall) -> Result:
         """Run a call on this rank's segment."""
-        inputs = call.inputs
-        sequence = getattr(inputs, call.operator.sequence)
-        assert call.operator.state is not None
-        shape, dtype = call.operator.state(inputs)
-        start = sequence.new_zeros(shape, dtype=dtype) if inputs.state is None else inputs.state
-        recurrence: Recurrence = GateLoop(call)
-        if call.operator.name == "scan":
-            recurrence = Scan(call, inputs.reverse)
-            tensors: tuple[Any, ...] = inputs.a, inputs.x, inputs.reset
-        else:
-            tensors = (*inputs[:6], inputs.reset)
-        return self._run(recurrence, tensors, inputs.state, start, sequence.shape[1])
+        # as where operators run in one process
+        with without_autocast(getattr(call.inputs, call.operator.sequence).device.type):
+            return self._run(OPERATORS[call.operator.name], call)
 
-    def _run(
-        self,
-        recurrence: Recurrence,
-        tensors: tuple[Any, ...],
-        state: Tensor | None,
-        start: Tensor,
-        steps: int,
-    ) -> tuple[Tensor, Tensor]:
-        run = self._run_in_parts
+    def halo(self, x: Tensor, state: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the inputs before this rank's first step, and before the end of the sequence."""
+        return self._run(halo, x, state, reset)
+
+    def in_turn(
+        self, name: str, run: Callable[[Tree], tuple[Any, Tree]], state: Tree, given: Iterable[Any]
+    ) -> tuple[Any, Tree]:
+        """Run a function of the state on one rank after another."""
+        return self._run(in_turn, name, run, state, given)
+
+    def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        run = self._unhandled
         # torch.compile would compile every call anew, because it treats the call numbers as constants.
         # Applied only while compiling, because the decorator imports the compiler, which takes seconds
         if torch.compiler.is_compiling():
             run = torch.compiler.disable(run)
-        return run(recurrence, tensors, state, start, steps)
+        return run(function, *arguments)
 
-    def _run_in_parts(
-        self,
-        recurrence: Recurrence,
-        tensors: tuple[Any, ...],
-        state: Tensor | None,
-        start: Tensor,
-        steps: int,
-    ) -> tuple[Tensor, Tensor]:
-        batch, channels, d_key, d_value = (*start.shape, 1, 1)[:4]
-        call = Call(
-            number=self._ranks.next_number(),
-            backward=0,
-            operator=(Scan, GateLoop).index(type(recurrence)),
-            dtype=DTYPES.index(start.dtype),
-            reverse=int(recurrence.reverse),
-            has_state=int(state is not None),
-            has_gradient=int(differentiated(*tensors, state)),
-            batch=batch,
-            channels=channels,
-            d_key=d_key,
-            d_value=d_value,
-            steps=steps,
-        )
-        return carry.run(self._ranks, recurrence, tensors, state, start.detach(), call)
+    def _unhandled(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        with unhandled():
+            return function(self._ranks, *arguments)

@@ -1,6 +1,7 @@
 """The processes that share a sequence: their order, the agreement on calls, and the exchange of tensors."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -9,18 +10,30 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
+from linrec.trees import Tree, leaves, map_tree
+
 __all__ = ["part"]
 
-OPERATORS = ("scan", "gate_loop")
-DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+# letters of the names of operators that ranks exchange
+NAME = 32
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.bool,
+)
 
 
 class Call(NamedTuple):
-    """Description of a rank's call, as integers to exchange; all but `steps` must be equal on all ranks."""
+    """Description of a rank's call; all but `steps` and `has_reset` must be equal on all ranks."""
 
     number: int
     backward: int
-    operator: int
+    operator: str
     dtype: int
     reverse: int
     has_state: int
@@ -30,6 +43,7 @@ class Call(NamedTuple):
     d_key: int
     d_value: int
     steps: int
+    has_reset: int = 0
 
 
 _NO_YES = ("no", "yes")
@@ -38,7 +52,7 @@ _NO_YES = ("no", "yes")
 _FIELDS: dict[str, tuple[str, tuple[object, ...] | None]] = {
     "number": ("the number of earlier calls", None),
     "backward": ("backward pass", _NO_YES),
-    "operator": ("the operator", OPERATORS),
+    "operator": ("the operator", None),
     "dtype": ("the dtype of the state", DTYPES),
     "reverse": ("`reverse`", _NO_YES),
     "has_state": ("`state` given", _NO_YES),
@@ -92,15 +106,15 @@ class Ranks:
         """Return the number of calls of this group so far, and count this call."""
         return next(_CALLS.setdefault(self.group, itertools.count()))
 
-    def agree(self, call: Call, device: torch.device) -> list[int]:
-        """Exchange the calls of all ranks, and return the number of steps on each rank.
+    def agree(self, call: Call, device: torch.device) -> list[Call]:
+        """Exchange the calls of all ranks, and return them; raise if they differ.
 
         Args:
             call: this rank's call.
             device: device of its tensors.
         """
-        mine = torch.tensor(call, device="cpu" if self._hosts_meet else device)
-        calls = [Call(*row) for row in torch.stack(self.gather(mine)).tolist()]
+        mine = torch.tensor(_numbers(call), device=self._device(device))
+        calls = [_call(row) for row in torch.stack(self.gather(mine)).tolist()]
         for rank, other in enumerate(calls):
             for field, (name, values) in _FIELDS.items():
                 first, second = getattr(calls[0], field), getattr(other, field)
@@ -113,7 +127,7 @@ class Ranks:
                         "Give all of them the same batch and model. If an output contributes to the loss of "
                         "one rank, it must contribute on all ranks."
                     )
-        return [other.steps for other in calls]
+        return calls
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which must have the same shape and dtype."""
@@ -123,6 +137,82 @@ class Ranks:
         dist.all_gather(gathered, real.contiguous(), group=self.group)
         self.sent += real.nbytes
         return [torch.view_as_complex(x) for x in gathered] if tensor.is_complex() else gathered
+
+    def scatter(self, rows: Tensor) -> Tensor:
+        """Return row `rank` of the tensor of every rank, stacked; the tensors have one row per rank."""
+        real = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
+        received = torch.empty_like(real, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, real.contiguous(), group=self.group)
+        self.sent += real[0].nbytes
+        return torch.view_as_complex(received) if rows.is_complex() else received
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks."""
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        real = torch.view_as_real(total) if total.is_complex() else total
+        dist.all_reduce(real, group=self.group)
+        self.sent += real.nbytes
+        return total
+
+    def send(self, tree: Tree, to: int) -> None:
+        """Send a tree with at least one tensor to a rank."""
+        where = {"group_dst": to, "group": self.group}
+        dist.send_object_list([_described(tree)], device=self._device(leaves(tree)[0].device), **where)
+        for x in _to_send(tree):
+            dist.send(x, **where)
+            self.sent += x.nbytes
+
+    def receive(self, of: int, device: torch.device) -> Tree:
+        """Return the tree that a rank sends, on a device."""
+        described, where = [None], {"group_src": of, "group": self.group}
+        dist.recv_object_list(described, device=self._device(device), **where)
+        tree = map_tree(lambda x: torch.empty_like(x, device=device), described[0])
+        for x in _to_send(tree):
+            dist.recv(x, **where)
+        return tree
+
+    def spread(self, tree: Tree, of: int) -> Tree:
+        """Return the tree of one rank on all ranks, without gradients."""
+        device, where = leaves(tree)[0].device, {"group_src": of, "group": self.group}
+        described = [_described(tree)]
+        dist.broadcast_object_list(described, device=self._device(device), **where)
+        if of == self.rank:
+            tree = map_tree(lambda x: x.detach().contiguous(), tree)
+        else:
+            tree = map_tree(lambda x: torch.empty_like(x, device=device), described[0])
+        for x in _to_send(tree):
+            dist.broadcast(x, **where)
+            self.sent += x.nbytes if of == self.rank else 0
+        return tree
+
+    def _device(self, device: torch.device) -> torch.device:
+        """Return the device on which ranks exchange numbers that the host reads."""
+        return torch.device("cpu") if self._hosts_meet else device
+
+
+def _described(tree: Tree) -> Tree:
+    """Return the tree with shapes and dtypes in place of numbers."""
+    return map_tree(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), tree)
+
+
+def _to_send(tree: Tree) -> list[Tensor]:
+    """Return the tensors of a tree without gradients, contiguous, complex ones as pairs."""
+    tensors = [x.detach().resolve_conj().contiguous() for x in leaves(tree)]
+    return [torch.view_as_real(x) if x.is_complex() else x for x in tensors]
+
+
+def _numbers(call: Call) -> list[int]:
+    """Return the call as integers, eight letters of the operator's name in each."""
+    name = call.operator.encode()[:NAME].ljust(NAME)
+    words = [int.from_bytes(name[i : i + 8], "big") for i in range(0, NAME, 8)]
+    return [*(number for number in call if not isinstance(number, str)), *words]
+
+
+def _call(numbers: Sequence[int]) -> Call:
+    """Return the call of these integers."""
+    name = b"".join(word.to_bytes(8, "big") for word in numbers[-NAME // 8 :]).decode().rstrip()
+    number, backward, *others = numbers[: -NAME // 8]
+    return Call(number, backward, name, *others)
 
 
 _CALLS: WeakKeyDictionary[dist.ProcessGroup, itertools.count] = WeakKeyDictionary()

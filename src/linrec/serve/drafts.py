@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from linrec.generation.prompts import checked_vocabulary
@@ -14,15 +15,18 @@ from linrec.models import LanguageModel
 from linrec.models.ragged import joined, rows_of
 from linrec.rules import at_least
 from linrec.serve.request import Request
-from linrec.serve.sampling import choose
+from linrec.serve.rows import Rows, Runner
+from linrec.serve.sampling import Step, choose
 
-__all__ = ["Draft", "ModelDraft", "NGramDraft"]
+__all__ = ["Draft", "DraftedRows", "ModelDraft", "NGramDraft"]
 
 
 # tokens of a prompt whose n-grams are indexed
 INDEXED = 4096
 # tokens of a prompt that are read together
 PIECE = 256
+# tokens that a model reads in about the time of one
+WIDTH = 8
 
 
 class Draft(abc.ABC):
@@ -42,8 +46,8 @@ class Draft(abc.ABC):
         self.n_tokens = n_tokens
 
     @abc.abstractmethod
-    def propose(self, requests: Sequence[Request]) -> Tensor:
-        """Return the proposed tokens after `request.tokens` of each request, (b, k) int64 on the CPU."""
+    def propose(self, requests: Sequence[Request], n: int) -> Tensor:
+        """Return n <= k proposed tokens after `request.tokens` of each request, (b, n) int64 on the CPU."""
 
     def forget(self, request: Request) -> None:  # noqa: B027
         """Drop the records of a request that has ended."""
@@ -70,9 +74,9 @@ class NGramDraft(Draft):
         self._seen: weakref.WeakKeyDictionary[Request, tuple[int, dict[tuple[int, ...], int]]]
         self._seen = weakref.WeakKeyDictionary()
 
-    def propose(self, requests: Sequence[Request]) -> Tensor:
+    def propose(self, requests: Sequence[Request], n: int) -> Tensor:
         """Return the tokens after the last occurrence of the newest n-gram, or copies of the last token."""
-        return torch.tensor([self._proposed(request) for request in requests])
+        return torch.tensor([self._proposed(request)[:n] for request in requests])
 
     def forget(self, request: Request) -> None:
         """Drop the n-grams of a request."""
@@ -115,22 +119,22 @@ class ModelDraft(Draft):
         # of each request the number of tokens read, and the state after them
         self._states: weakref.WeakKeyDictionary[Request, tuple[int, State]] = weakref.WeakKeyDictionary()
 
-    def propose(self, requests: Sequence[Request]) -> Tensor:
-        """Return k tokens that the model draws one after another."""
+    def propose(self, requests: Sequence[Request], n: int) -> Tensor:
+        """Return n tokens that the model draws one after another."""
         device = next(self.model.parameters()).device
         for request in requests:
             self._read_prompt(request)
         kept = [self._kept(request) for request in requests]
         new = [torch.tensor(request.tokens[read:]) for request, (read, _) in zip(requests, kept, strict=True)]
         tokens = pad_sequence(new, batch_first=True).to(device)
-        counts = torch.tensor([len(some) for some in new], device=device)
-        mask = torch.arange(tokens.shape[1], device=device) < counts[:, None]
+        counts = torch.tensor([len(some) for some in new])
+        mask = torch.arange(tokens.shape[1]) < counts[:, None]
         state = joined((torch.tensor([row]), state) for row, (_, state) in enumerate(kept))
-        x, state = self.model.hidden(tokens, state, mask=mask)
+        x, state = self.model.hidden(tokens, state, mask=None if mask.all() else mask.to(device))
         for row, request in enumerate(requests):
             self._states[request] = len(request.tokens), rows_of(state, torch.tensor([row]))
         found: list[Tensor] = []
-        for ahead in range(self.n_tokens):
+        for ahead in range(n):
             if found:
                 x, state = self.model.hidden(found[-1], state)
             logits = self.model.head(x[:, -1:])
@@ -157,3 +161,50 @@ class ModelDraft(Draft):
         if kept is None or kept[0] >= len(request.tokens):
             return 0, self.model.init_state(1)
         return kept
+
+
+class DraftedRows(Rows):
+    """Rows that read the tokens of a draft with the newest token, and generate a token for each right one.
+
+    The state of a row moves only if all tokens of a step are right. Otherwise the row reads its right tokens
+    again in the next step, before the next proposal, so that a step is one call of the model. A proposal has
+    room for what such tokens leave of a step.
+
+    Args:
+        runner: the model.
+        draft: proposes the tokens.
+    """
+
+    def __init__(self, runner: Runner, draft: Draft) -> None:
+        super().__init__(runner)
+        self.draft, self._width = draft, max(WIDTH, draft.n_tokens + 1)
+
+    def step(self) -> Step:
+        """Read the tokens of each row that its state has not read, and those that the draft proposes."""
+        known = [request.tokens[request.read :] for request in self.requests]
+        room = [self._width - len(right) for right in known]
+        n = min(self.draft.n_tokens, max(room))
+        proposed = self.draft.propose(self.requests, n).tolist() if n else [[]] * len(self)
+        guesses = [guess[:most] for guess, most in zip(proposed, room, strict=True)]
+        given = [torch.tensor(right + guess) for right, guess in zip(known, guesses, strict=True)]
+        tokens = pad_sequence(given, batch_first=True)
+        if self.runner.deterministic:
+            # bits depend on the number of tokens
+            tokens = functional.pad(tokens, (0, self._width - tokens.shape[1]))
+        x, after = self._after(tokens)
+        # a row with fewer guesses repeats its last place
+        ahead = torch.arange(1 + self.draft.n_tokens)
+        places = (torch.tensor([[len(right) - 1] for right in known]) + ahead).clamp(max=x.shape[1] - 1)
+        step = self._chosen(torch.take_along_dim(x, places[..., None].to(x.device), 1), guesses)
+        whole: dict[bool, list[int]] = {True: [], False: []}
+        for row, (request, right) in enumerate(zip(self.requests, known, strict=True)):
+            is_whole = len(right) + len(step.tokens.get(request, ())) > x.shape[1]
+            whole[is_whole].append(row)
+            request.read += x.shape[1] if is_whole else 0
+        if not whole[False]:
+            self.state = after
+        elif whole[True]:
+            rows = [torch.tensor(whole[right], device=x.device) for right in (True, False)]
+            states = zip(rows, (after, self.state), strict=True)
+            self.state = joined((some, rows_of(state, some)) for some, state in states)
+        return step

@@ -1,32 +1,26 @@
 """The engine: many requests at once in the rows of one batch, which join and leave between steps."""
 
 import dataclasses
-import functools
 import math
 import operator
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor
 
-from linrec.generation.caches import bytes_of_state
-from linrec.generation.precision import autocast, with_weights_cast
+from linrec.generation.precision import with_weights_cast
 from linrec.generation.prompts import checked_vocabulary
 from linrec.generation.sampling import Sampling
 from linrec.literals import Precision
-from linrec.mixers import State
 from linrec.models import LanguageModel
-from linrec.models.ragged import joined, rows_of
 from linrec.rules import at_least, require
 from linrec.serve.drafts import Draft
-from linrec.serve.graphs import CapturedRows, FixedRows, fixed_state
 from linrec.serve.prefixes import PrefixTree
 from linrec.serve.request import Ended, Observer, Options, Process, Request
-from linrec.serve.rows import Rows, joined_rows, longest_cache
-from linrec.serve.sampling import choose
+from linrec.serve.rows import Runner
+from linrec.serve.slots import Slots
 
 __all__ = ["Engine", "EngineError", "EngineFull"]
 
@@ -110,9 +104,9 @@ class Engine:
         self.vocab_size = checked_vocabulary(model, vocab_size)
         at_least(1, slots=slots, chunk=chunk, prompt_tokens=prompt_tokens, max_length=max_length)
         at_least(0, max_waiting=max_waiting)
-        self.interval = chunk if interval is None else interval
+        interval = chunk if interval is None else interval
         require(
-            self.interval > 0 and self.interval % chunk == 0,
+            interval > 0 and interval % chunk == 0,
             f"`interval` must be a positive multiple of `chunk` = {chunk}; got {interval}.",
         )
         require(
@@ -131,26 +125,23 @@ class Engine:
             "`slots` instead.",
         )
         self.model = with_weights_cast(model, precision)
-        self.state_bytes = state_bytes
-        self._bytes_of_level = functools.cache(functools.partial(bytes_of_state, self.model))
-        self.slots, self.chunk, self.prompt_tokens = slots, chunk, prompt_tokens
-        self.max_waiting, self.max_length = max_waiting, max_length
-        self.deterministic, self.draft = deterministic, draft
+        self.max_waiting, self.max_length, self.draft = max_waiting, max_length, draft
         self.prefixes = PrefixTree(snapshots)
         self.counts: Counter[str] = Counter()
         self.failure: BaseException | None = None
-        self._precision = precision
-        self._device = next(model.parameters()).device
         self._waiting: deque[Request] = deque()
-        self._reading: dict[Request, State] = {}
-        # rows whose states have a constant shape, and all others
-        self._fixed: FixedRows | None = None
-        self._others = Rows(self.model)
-        captures = self._device.type == "cuda" and not deterministic and draft is None
-        if captures and (row := fixed_state(self.model, precision)) is not None:
-            budget = math.inf if state_bytes is None else state_bytes
-            options = {"vocab_size": self.vocab_size, "precision": precision}
-            self._fixed = CapturedRows(self.model, row, budget=budget, **options)
+        self._slots = Slots(
+            Runner(self.model, self.vocab_size, precision, deterministic),
+            self.prefixes,
+            self.counts,
+            chunk=chunk,
+            prompt_tokens=prompt_tokens,
+            interval=interval,
+            draft=draft,
+            slots=slots,
+            max_length=max_length,
+            state_bytes=state_bytes,
+        )
         # commands of other threads, which run between steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._stepping, self._entering, self._wake = threading.RLock(), threading.RLock(), threading.Event()
@@ -230,7 +221,7 @@ class Engine:
             f"{len(tokens)} + {n_tokens}. Ask for fewer tokens, or pass the engine a larger `max_length`.",
         )
         request = Request(self, tokens, len(tokens), options, listener)
-        needed, most = self._needed(request), self.state_bytes
+        needed, most = self._slots.needed(len(tokens) + n_tokens), self._slots.state_bytes
         require(
             most is None or needed <= most,
             f"`prompt` and `n_tokens` must need a state of at most `state_bytes` = {most} bytes; got "
@@ -242,7 +233,7 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request, whose slot is free at the next step; a request that has ended stays as it is."""
         if request.ended is None:
-            self._ask(lambda: self._end([request], "cancelled"))
+            self._ask(lambda: self._end({request: "cancelled"}))
 
     def fork(
         self, request: Request, *, seed: int | None = None, listener: Callable[[Request], None] | None = None
@@ -256,10 +247,8 @@ class Engine:
 
         def copied() -> None:
             child.tokens = list(request.tokens)
-            for rows in self._running:
-                if request in rows.requests:
-                    child.logprobs = list(request.logprobs)
-                    self._keep(request, rows.of(rows.requests.index(request)))
+            if self._slots.keep(request):
+                child.logprobs = list(request.logprobs)
 
         return self._entered(child, before=copied)
 
@@ -302,20 +291,19 @@ class Engine:
                 raise EngineError(f"the engine has failed: {self.failure}") from self.failure
             try:
                 self._obey()
-                self._expire()
-                self._admit()
-                self._read()
-                self._move()
-                for rows in self._running:
-                    self._generate(rows)
+                now = time.monotonic()
+                self._end({request: "deadline" for request in self._open() if now > request.deadline})
+                self._slots.admit(self._waiting)
+                self._slots.read()
+                self._end(self._slots.generate())
             except BaseException as error:
                 with self._entering:
                     self.failure = error
                 # the requests that came during the step end too
                 self._obey()
-                self._end(self._open(), "error", error)
+                self._end(dict.fromkeys(self._open(), error))
                 raise
-            return bool(self._waiting or self._reading or self._n_running)
+            return bool(self._waiting or self._slots)
 
     def start(self) -> None:
         """Run the engine in a thread of its own until `stop`."""
@@ -341,11 +329,11 @@ class Engine:
             end = time.monotonic() + grace
             while self.failure is None and self.step() and time.monotonic() < end:
                 pass
-            self._end(self._open(), "cancelled")
+            self._end(dict.fromkeys(self._open(), "cancelled"))
             return
         self._thread.join(None if grace == math.inf else grace)
         if self._thread.is_alive():
-            self._ask(lambda: self._end(self._open(), "cancelled"))
+            self._ask(lambda: self._end(dict.fromkeys(self._open(), "cancelled")))
             self._thread.join()
         self._thread = None
 
@@ -364,34 +352,18 @@ class Engine:
         """Numbers of requests that are "waiting", "reading" and "running"."""
         return {
             "waiting": len(self._waiting) + self._n_entering,
-            "reading": len(self._reading),
-            "running": self._n_running,
+            "reading": len(self._slots.reading),
+            "running": self._slots.n_running,
         }
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of the states of the requests that have a slot, at their end; 0 without `state_bytes`."""
-        running = (request for rows in self._running for request in rows.requests)
-        return sum(map(self._needed, [*self._reading, *running]))
+        return self._slots.reserved_bytes
 
     def room(self, n_prompt: int) -> int:
         """Return the most tokens of an answer to a prompt of so many tokens, at least 1."""
-        tokens = self.max_length - n_prompt
-        while (
-            tokens > 1 and self.state_bytes is not None and self._at_end(n_prompt + tokens) > self.state_bytes
-        ):
-            # the next shorter length of caches
-            tokens = longest_cache(n_prompt + tokens) // 2 - n_prompt
-        return max(1, tokens)
-
-    def _needed(self, request: Request) -> int:
-        """Return the bytes of the state of a request at its end."""
-        return self._at_end(request.n_prompt + request.options.n_tokens)
-
-    def _at_end(self, length: int) -> int:
-        if self.state_bytes is None:
-            return 0
-        return self._bytes_of_level(min(longest_cache(length), self.max_length))
+        return self._slots.room(n_prompt)
 
     def _run(self) -> None:
         while True:
@@ -432,240 +404,32 @@ class Engine:
 
         with self._entering:
             self._check_accepts()
-            free = self.slots - len(self._reading) - self._n_running
+            free = self._slots.slots - len(self._slots)
             if len(self._waiting) + self._n_entering >= self.max_waiting + free:
                 raise EngineFull(f"{self.max_waiting} requests wait already; ask again later.")
             self._n_entering += 1
             self._ask(enter)
         return request
 
-    @property
-    def _running(self) -> list[Rows]:
-        """The rows that generate."""
-        return [rows for rows in (self._fixed, self._others) if rows is not None and rows.requests]
-
-    @property
-    def _n_running(self) -> int:
-        return sum(map(len, self._running))
-
     def _open(self) -> list[Request]:
-        running = [request for rows in self._running for request in rows.requests]
-        return [*self._waiting, *self._reading, *running]
+        return [*self._waiting, *self._slots.reading, *self._slots.running]
 
-    def _end(self, requests: Sequence[Request], why: Ended, error: BaseException | None = None) -> None:
-        """End the open ones of these requests."""
-        requests = [request for request in requests if request.ended is None]
-        if not requests:
-            return
-        self._leave(requests)
-        self.counts[why] += len(requests)
-        for request in requests:
+    def _end(self, ends: Mapping[Request, Ended | BaseException]) -> None:
+        """End the open ones of these requests, each for a reason or by an error."""
+        ends = {request: why for request, why in ends.items() if request.ended is None}
+        if ends:
+            self._leave(ends)
+        for request, why in ends.items():
             if self.draft is not None:
                 self.draft.forget(request)
-            request.end(why, error)
+            error = why if isinstance(why, BaseException) else None
+            kind: Ended = "error" if isinstance(why, BaseException) else why
+            self.counts[kind] += 1
+            request.end(kind, error)
 
-    def _leave(self, requests: Sequence[Request]) -> None:
+    def _leave(self, requests: Iterable[Request]) -> None:
         """Take requests from where they wait, read or run."""
-        for rows in self._running:
-            rows.leave(requests)
+        self._slots.leave(requests)
         for request in requests:
-            self._reading.pop(request, None)
             if request in self._waiting:
                 self._waiting.remove(request)
-
-    def _expire(self) -> None:
-        """End the requests whose time is over."""
-        now = time.monotonic()
-        self._end([request for request in self._open() if now > request.deadline], "deadline")
-
-    def _admit(self) -> None:
-        """Give free slots to the requests that have waited longest, with the state of their prefix."""
-        reserved = self.reserved_bytes if self._waiting else 0
-        while self._waiting and len(self._reading) + self._n_running < self.slots:
-            reserved += self._needed(self._waiting[0])
-            if self.state_bytes is not None and reserved > self.state_bytes:
-                break
-            request = self._waiting.popleft()
-            # a running row has read all tokens but the newest
-            known = [] if request.scores_prompt else request.tokens[:-1]
-            request.read, state = self.prefixes.find(known, salt=request.options.salt)
-            request.cached = min(request.read, request.n_prompt)
-            self.counts["cached"] += request.read
-            self._reading[request] = self.model.init_state(1) if state is None else state
-        self._run_on([request for request in self._reading if not request.unread])
-
-    def _run_on(self, requests: Sequence[Request]) -> None:
-        """Let requests generate that have read their prompt."""
-        fixed = [] if self._fixed is None else self._fixed.admitted(requests)
-        for rows, some in (self._fixed, fixed), (self._others, [r for r in requests if r not in fixed]):
-            if rows is not None and some:
-                parts = [([request], self._reading.pop(request)) for request in some]
-                rows.join(some, joined_rows(self.model, parts))
-
-    def _move(self) -> None:
-        """Let rows go on elsewhere whose states have outgrown the fixed memory."""
-        if self._fixed is None or not self._fixed.requests:
-            return
-        if gone := self._fixed.outgrown():
-            rows = self._fixed.some([self._fixed.requests.index(request) for request in gone])
-            self._fixed.leave(gone)
-            self._others.join(gone, rows.state)
-        self._fixed.make_room()
-
-    def _read(self) -> None:
-        """Read a piece of the prompts that have waited longest for it, pieces of one length together."""
-        budget, pieces = self.prompt_tokens, dict[int, list[Request]]()
-        for request in self._reading:
-            # pieces end at multiples of `chunk`, so that equal prefixes have equal snapshots
-            length = min(self.chunk - request.read % self.chunk, request.unread)
-            if length > budget and pieces:
-                break
-            budget -= length
-            pieces.setdefault(length, []).append(request)
-        for length, requests in pieces.items():
-            self._read_piece(requests, length)
-
-    def _read_piece(self, requests: Sequence[Request], length: int) -> None:
-        rows = Rows(self.model)
-        parts = [([request], self._reading[request]) for request in requests]
-        rows.join(requests, joined_rows(self.model, parts))
-        tokens = torch.tensor([request.tokens[request.read : request.read + length] for request in requests])
-        x, rows.state = self._hidden(tokens, rows)
-        self.counts["read"] += tokens.numel()
-        for row, request in enumerate(requests):
-            if request.scores_prompt:
-                after = request.tokens[request.read + 1 : request.read + length + 1]
-                request.score(self._head(x[row]), after)
-            request.read += length
-            # behind the others, so that long prompts do not hold up short ones
-            del self._reading[request]
-            self._reading[request] = rows.of(row)
-            if self.prefixes.budget and (request.read % self.interval == 0 or not request.unread):
-                self._keep(request, self._reading[request])
-        self._run_on([request for request in requests if not request.unread])
-
-    def _generate(self, rows: Rows) -> None:
-        """Generate a token of each row; with a draft, also the tokens that it has guessed."""
-        requests, drafted = list(rows.requests), None
-        if isinstance(rows, FixedRows):
-            logits, chosen = rows.step()
-            special = [row for row, request in enumerate(requests) if not request.options.is_plain]
-        else:
-            given = torch.tensor([[request.tokens[-1]] for request in requests])
-            if self.draft is not None:
-                drafted = self.draft.propose(requests)
-                given = torch.cat([given, drafted], 1)
-            x, after = self._hidden(given, rows)
-            logits = torch.cat([self._head(part) for part in x.split(1 if self.deterministic else len(x))])
-            chosen = torch.isfinite(logits).all(-1).cumprod(1).sum(1, keepdim=True).tolist()
-            special = list(range(len(requests)))
-        errors = self._choose(logits, requests, special, chosen)
-        new: dict[Request, list[int]] = {}
-        guesses = [[]] * len(requests) if drafted is None else drafted.tolist()
-        for request, (valid, *found), guessed in zip(requests, chosen, guesses, strict=True):
-            if valid == 0:
-                errors[request] = ValueError("its logits are not finite. Use other weights or precision.")
-            elif request not in errors:
-                new[request] = request.accepted(found, guessed, valid)
-        if not isinstance(rows, FixedRows):
-            counts = [len(new[request]) if request in new else given.shape[1] for request in requests]
-            rows.state = self._behind(given, rows, after, counts)
-        self.counts["proposed"] += sum(map(len, guesses))
-        for row, request in enumerate(requests):
-            request.score(logits[row], new.get(request, []))
-        for request, tokens in new.items():
-            self.counts["accepted"] += len(tokens) - 1
-            self.counts["generated"] += len(tokens)
-            if (error := request.extend(tokens)) is not None:
-                errors[request] = error
-        rows.after_step()
-        complete: dict[Ended, list[Request]] = {"stop": [], "length": []}
-        for row, request in enumerate(requests):
-            watched = request.options.observer is not None and request not in errors
-            if watched and (error := request.observed(rows.of(row))) is not None:
-                errors[request] = error
-            if request in errors:
-                continue
-            why = request.complete
-            if self.prefixes.budget and (why is not None or request.read % self.interval == 0):
-                self._keep(request, rows.of(row))
-            if why is not None:
-                complete[why].append(request)
-        if errors:
-            self._leave(list(errors))
-        for request, error in errors.items():
-            self._end([request], "error", error)
-        for why, ended in complete.items():
-            self._end(ended, why)
-
-    def _choose(
-        self, logits: Tensor, requests: Sequence[Request], some: Sequence[int], chosen: Sequence[list[int]]
-    ) -> dict[Request, Exception]:
-        """Put tokens of some rows behind the first entry of `chosen`; return the errors of requests."""
-        errors: dict[Request, Exception] = {}
-        if not some:
-            return errors
-        of_rows = [requests[row] for row in some]
-        processed = any(request.options.process for request in of_rows)
-        # the usual case needs no copy
-        logits = logits if len(some) == len(requests) and not processed else logits[some]
-        for place, request in enumerate(of_rows):
-            if request.options.process is None:
-                continue
-            try:
-                found = request.options.process(request.tokens, logits[place, 0])
-                require(
-                    bool(torch.isfinite(found).any() and (found < math.inf).all()),
-                    "`process` must leave a token to choose, and no NaN; got logits without one.",
-                )
-                logits[place, 0] = found
-            except Exception as error:
-                errors[request] = error
-        for row, tokens in zip(some, choose(logits, of_rows).tolist(), strict=True):
-            chosen[row][1:] = tokens
-        return errors
-
-    def _hidden(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, State]:
-        """Return the head's inputs for further tokens of rows (b, n), and the state after them."""
-        tokens = tokens.to(self._device)
-        with autocast(self._precision, self._device):
-            if not self.deterministic:
-                with rows.buffers.following(rows.state):
-                    x, state = self.model.hidden(tokens, rows.state)
-                return x, rows.buffers.owned(state)
-            alone = [self.model.hidden(tokens[row, None], rows.of(row)) for row in range(len(rows))]
-        state = joined((torch.tensor([row], device=self._device), alone[row][1]) for row in range(len(rows)))
-        return torch.cat([x for x, _ in alone]), state
-
-    def _head(self, x: Tensor) -> Tensor:
-        """Return the logits of the tokens to choose from."""
-        with autocast(self._precision, self._device):
-            logits: Tensor = self.model.head(x)[..., : self.vocab_size]
-        return logits
-
-    def _behind(self, given: Tensor, rows: Rows, after: State, counts: Sequence[int]) -> State:
-        """Return the state of rows after some of the given tokens: read again, where it is not all of them.
-
-        Args:
-            given: tokens (b, n).
-            rows: the rows before these tokens.
-            after: the state after all of these tokens.
-            counts: the number of tokens that each row is to have read.
-        """
-        every = range(len(rows))
-        groups = [(n, [row for row in every if counts[row] == n]) for n in sorted({*counts})]
-        if len(groups) == 1 and groups[0][0] == given.shape[1]:
-            return after
-        found = []
-        for n, some in groups:
-            index = torch.tensor(some, device=self._device)
-            state = rows_of(after, index)
-            if n < given.shape[1]:
-                _, state = self._hidden(given[some, :n], rows.some(some))
-            found.append((index, state))
-        return joined(found)
-
-    def _keep(self, request: Request, state: State) -> None:
-        """Keep a snapshot, unless its bits may depend on how the tokens were read."""
-        if not self.deterministic or (request.read % self.chunk == 0 and request.read < request.n_prompt):
-            self.prefixes.put(request.tokens[: request.read], state, salt=request.options.salt)

@@ -10,17 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from linrec.generation.caches import has_rings, with_cache_length, with_places, with_rings, without_rings
-from linrec.generation.precision import autocast
-from linrec.literals import Precision
 from linrec.mixers import State
-from linrec.models import LanguageModel
 from linrec.models.compilation import EAGER_STEPS
 from linrec.models.ragged import RaggedState, rows_of
 from linrec.ops.core.garbage import uncollected
 from linrec.ops.core.kernel import successors
 from linrec.serve.request import Request
-from linrec.serve.rows import SHORT, Rows
-from linrec.serve.sampling import choose_plain
+from linrec.serve.rows import SHORT, Rows, Runner
+from linrec.serve.sampling import Step, accepted, choose, choose_plain, processed
 from linrec.trees import leaves, map_tree
 
 __all__ = ["CapturedRows", "FixedRows", "fixed_state"]
@@ -39,66 +36,59 @@ class FixedRows(Rows):
     shrinks where a quarter is enough.
 
     Args:
-        model: the model.
+        runner: the model.
         row: the state of one row, from `fixed_state`.
         budget: the most bytes of all states; rows that do not fit are not admitted.
-        vocab_size: number of token ids to choose from; None is all.
-        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
 
     Attributes:
         taken: number of steps of all rows since the memory was made.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        row: State,
-        *,
-        budget: float = math.inf,
-        vocab_size: int | None = None,
-        precision: Precision = "32-true",
-    ) -> None:
-        super().__init__(model)
+    def __init__(self, runner: Runner, row: State, *, budget: float = math.inf) -> None:
+        super().__init__(runner)
         self.budget, self.taken = budget, 0
-        self._vocab_size, self._precision = vocab_size, precision
-        self._device = model.embedding.weight.device
         self._bytes = functools.cache(self._bytes_of)
         self._row = map_tree(lambda part: part.to("meta"), row)
-        self._grows = any(mixer.state_grows for mixer in model.mixers)
+        self._grows = any(mixer.state_grows for mixer in self.model.mixers)
         self._memory: State = None
         # numbers of rows and of steps that there is memory for
         self._size = 0, 0
         # the next slot of rings, by their numbers of slots
         self._places: dict[int, Tensor] = {}
 
-    def step(self) -> tuple[Float[Tensor, "n 1 v"], list[list[int]]]:
-        """Read the newest token of each row.
-
-        Returns:
-            The logits of the next tokens, which the next step overwrites; and of each row whether they are
-            finite, 1 or 0, and the next token without filters of logits.
-        """
+    def step(self) -> Step:
+        """Read the newest token of each row."""
+        self._make_room()
         n = len(self)
         step = 1 << max(0, n.bit_length() - 3)
         size = min(-(-n // step) * step, self._size[0])
         given = [(r.tokens[-1], r.options.sampling.temperature, r.uniform()) for r in self.requests]
         rows = torch.tensor(given + [(0, 0.0, 0.0)] * (size - n), dtype=torch.float64)
-        logits, chosen = self._run(size, rows)
+        logits, found = self._run(size, rows)
         self.taken += 1
-        return logits[:n], chosen[:n].tolist()
+        logits = logits[:n]
+        valid, chosen = found[:n].T.tolist()
+        tokens, errors = [[token] for token in chosen], dict[Request, Exception]()
+        if some := [row for row, request in enumerate(self.requests) if not request.options.is_plain]:
+            special = [self.requests[row] for row in some]
+            of_rows, errors = processed(logits[some], special)
+            for row, found in zip(some, choose(of_rows, special).tolist(), strict=True):
+                tokens[row] = found
+        for request in self.requests:
+            request.read += 1
+        return accepted(self.requests, logits, valid, tokens, errors, [[]] * n)
 
     def _run(self, size: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         state = self._part(size)
-        logits, chosen, after = self._stepped(rows.to(self._device), state)
+        logits, chosen, after = self._stepped(rows.to(self.runner.device), state)
         _write(state, after)
         return logits, chosen
 
     @torch.no_grad()
     def _stepped(self, rows: Float[Tensor, "n 3"], state: State) -> tuple[Tensor, Tensor, State]:
         tokens, temperature, uniform = rows.unbind(1)
-        with autocast(self._precision, self._device):
-            x, after = self.model.hidden(tokens.long()[:, None], state)
-            logits = self.model.head(x)[..., : self._vocab_size]
+        x, after = self.runner.hidden(tokens.long()[:, None], state)
+        logits = self.runner.logits(x)
         chosen = choose_plain(logits[:, 0], temperature[:, None], uniform[:, None])
         return logits, torch.stack([torch.isfinite(logits[:, 0]).all(-1).long(), chosen], 1), after
 
@@ -146,7 +136,7 @@ class FixedRows(Rows):
 
     def some(self, rows: Sequence[int]) -> Rows:
         """Return some of the rows, in memory of their own."""
-        found = Rows(self.model)
+        found = Rows(self.runner)
         found.requests = [self.requests[row] for row in rows]
         state = rows_of(self._memory, torch.tensor(rows))
         steps = max((request.read for request in found.requests), default=0)
@@ -156,15 +146,19 @@ class FixedRows(Rows):
     def after_step(self) -> None:
         """Leave the state as it is."""
 
-    def outgrown(self) -> list[Request]:
-        """Return the requests, longest first, whose next step there is no memory for."""
+    def outgrown(self) -> Rows:
+        """Remove the longest rows, until there is memory for the next step of the others."""
         kept, gone = list(self.requests), list[Request]()
         while kept and not self._fits(kept):
             gone.append(max(kept, key=lambda request: request.read))
             kept.remove(gone[-1])
-        return gone
+        if not gone:
+            return super().outgrown()
+        found = self.some([self.requests.index(request) for request in gone])
+        self.leave(gone)
+        return found
 
-    def make_room(self) -> None:
+    def _make_room(self) -> None:
         """Have memory for the next step of all rows."""
         size = self._needed(self.requests)
         if size[0] > self._size[0] or size[1] > self._size[1]:
@@ -172,8 +166,7 @@ class FixedRows(Rows):
 
     def _place(self, slots: int) -> Tensor:
         if slots not in self._places:
-            device = self.model.embedding.weight.device
-            self._places[slots] = torch.tensor([self.taken % slots], device=device)
+            self._places[slots] = torch.tensor([self.taken % slots], device=self.runner.device)
         return self._places[slots]
 
     def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
@@ -192,7 +185,7 @@ class FixedRows(Rows):
     def _resize(self, size: tuple[int, int]) -> None:
         """Have memory for these numbers of rows and steps."""
         kept = self.some(range(len(self))).state if self.requests else None
-        device, (rows, steps) = self.model.embedding.weight.device, size
+        device, (rows, steps) = self.runner.device, size
         form = with_rings(self.model, self._row, steps, 0)
         self._memory, self._places = None, {}
         self._memory = map_tree(lambda x: x.new_zeros(rows, *x.shape[1:], device=device), form)
@@ -210,22 +203,21 @@ class CapturedRows(FixedRows):
     graph, which computes further rows for nothing.
 
     Args:
-        model: the model.
+        runner: the model.
         row: the state of one row, from `fixed_state`.
         budget: the most bytes of all states, at most half of the memory that is free.
-        options: further options of `FixedRows`.
     """
 
-    def __init__(self, model: LanguageModel, row: State, *, budget: float = math.inf, **options: Any) -> None:
+    def __init__(self, runner: Runner, row: State, *, budget: float = math.inf) -> None:
         # the other half is for prompts, for states that are copied, and for what does not fit here
-        free = torch.cuda.mem_get_info(model.embedding.weight.device)[0]
-        super().__init__(model, row, budget=min(budget, free / 2), **options)
+        free = torch.cuda.mem_get_info(runner.device)[0]
+        super().__init__(runner, row, budget=min(budget, free / 2))
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._pool: Any = None
 
     def _run(self, size: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         if size not in self._graphs:
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self.runner.device):
                 self._graphs[size] = self._recorded(size)
         graph, (given, logits, chosen) = self._graphs[size]
         given.copy_(rows)
@@ -238,7 +230,7 @@ class CapturedRows(FixedRows):
         super()._resize(size)
 
     def _recorded(self, size: int) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        state, rows = self._part(size), torch.zeros(size, 3, dtype=torch.float64, device=self._device)
+        state, rows = self._part(size), torch.zeros(size, 3, dtype=torch.float64, device=self.runner.device)
         # compiles and tunes kernels; rings are written in place, in the slots that the step itself writes
         self._stepped(rows, state)
         graph = torch.cuda.CUDAGraph()
@@ -250,15 +242,15 @@ class CapturedRows(FixedRows):
         return graph, (rows, logits, chosen)
 
 
-def fixed_state(model: LanguageModel, precision: Precision) -> State:
+@torch.no_grad()
+def fixed_state(runner: Runner) -> State:
     """Return the state of one row without caches' steps, or None if its shape is not constant otherwise."""
+    model, forms = runner.model, []
     if not has_rings(model):
         return None
-    device = model.embedding.weight.device
-    token, state, forms = torch.zeros(1, 1, dtype=torch.int64, device=device), model.init_state(1), []
+    state = model.init_state(1)
     for _ in range(EAGER_STEPS):
-        with torch.no_grad(), autocast(precision, device):
-            _, state = model.hidden(token, state)
+        _, state = runner.hidden(torch.zeros(1, 1, dtype=torch.int64), state)
         if isinstance(state, RaggedState):
             return None
         alike = with_cache_length(model, state, EAGER_STEPS)

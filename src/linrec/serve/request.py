@@ -157,7 +157,7 @@ class Request:
             valid: number of choices that are from finite logits.
         """
         if not drafted:
-            return list(chosen[:valid])
+            return list(chosen[:1])
         agree = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, drafted, strict=False))
         most = min(1 + len(list(agree)), valid, self.n_prompt + self.options.n_tokens - len(self.tokens))
         if self.options.process is not None:
@@ -186,10 +186,9 @@ class Request:
         return None
 
     def extend(self, tokens: Sequence[int]) -> Exception | None:
-        """Append generated tokens, whose predecessors the state has read; return the listener's error."""
+        """Append generated tokens; return the listener's error."""
         self.times.setdefault("first", time.monotonic())
         self.tokens += tokens
-        self.read = len(self.tokens) - 1
         return self._told()
 
     def revive(self, n_tokens: int) -> int:

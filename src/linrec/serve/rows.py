@@ -1,22 +1,60 @@
 """The rows of a batch: requests that read or generate together, and their states."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from linrec.generation.buffers import StateBuffers
 from linrec.generation.caches import with_cache_length
+from linrec.generation.precision import autocast
+from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.ragged import RaggedState, joined, rows_of
 from linrec.serve.request import Request
+from linrec.serve.sampling import Step, accepted, choose, processed
 from linrec.trees import leaves
 
-__all__ = ["Rows", "joined_rows", "levelled", "longest_cache"]
+__all__ = ["Rows", "Runner", "joined_rows", "levelled", "longest_cache"]
 
 # rows that read fewer tokens share a length of their caches
 SHORT = 256
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How the engine calls its model.
+
+    Attributes:
+        model: the model.
+        vocab_size: number of token ids to choose from; None is all.
+        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
+        deterministic: whether rows are computed one at a time.
+    """
+
+    model: LanguageModel
+    vocab_size: int | None = None
+    precision: Precision = "32-true"
+    deterministic: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.embedding.weight.device
+
+    def hidden(self, tokens: Int64[Tensor, "b n"], state: State) -> tuple[Float[Tensor, "b n d"], State]:
+        """Return the head's inputs for further tokens, and the state after them."""
+        with autocast(self.precision, self.device):
+            return self.model.hidden(tokens.to(self.device), state)
+
+    def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """Return the logits of the tokens to choose from."""
+        with autocast(self.precision, self.device):
+            logits: Tensor = self.model.head(x)[..., : self.vocab_size]
+        return logits
 
 
 class Rows:
@@ -27,7 +65,7 @@ class Rows:
     `RaggedState`.
 
     Args:
-        model: the model.
+        runner: the model.
 
     Attributes:
         requests: the request of each row.
@@ -35,8 +73,8 @@ class Rows:
         buffers: memory for the states of the next steps.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.model = runner, runner.model
         self.requests: list[Request] = []
         self.state: State = None
         self.buffers = StateBuffers()
@@ -44,6 +82,26 @@ class Rows:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.requests)
+
+    def step(self) -> Step:
+        """Read the newest token of each row."""
+        x = self.read(torch.tensor([[request.tokens[-1]] for request in self.requests]))
+        for request in self.requests:
+            request.read += 1
+        return self._chosen(x, [[]] * len(self))
+
+    def read(self, tokens: Int64[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
+        """Return the head's inputs for further tokens of the rows, which the state then has read."""
+        x, self.state = self._after(tokens)
+        return x
+
+    def admitted(self, requests: Iterable[Request]) -> list[Request]:
+        """Return those of the requests for which there is memory."""
+        return list(requests)
+
+    def outgrown(self) -> "Rows":
+        """Remove the rows whose next step there is no memory for, and return them."""
+        return Rows(self.runner)
 
     def join(self, requests: Sequence[Request], state: State) -> None:
         """Append rows, with the state of them all, which nobody must use any more."""
@@ -84,9 +142,29 @@ class Rows:
 
     def some(self, rows: Sequence[int]) -> "Rows":
         """Return some of the rows."""
-        found = Rows(self.model)
+        found = Rows(self.runner)
         found.join([self.requests[row] for row in rows], rows_of(self.state, torch.tensor(rows)))
         return found
+
+    def _after(self, tokens: Tensor) -> tuple[Tensor, State]:
+        """Return the head's inputs for further tokens of rows (b, n), and the state after them."""
+        if not self.runner.deterministic:
+            with self.buffers.following(self.state):
+                x, state = self.runner.hidden(tokens, self.state)
+            return x, self.buffers.owned(state)
+        alone = [self.runner.hidden(tokens[row, None], self.of(row)) for row in range(len(self))]
+        device = self.runner.device
+        state = joined((torch.tensor([row], device=device), alone[row][1]) for row in range(len(self)))
+        return torch.cat([x for x, _ in alone]), state
+
+    def _chosen(self, x: Float[Tensor, "b k d"], guesses: Sequence[Sequence[int]]) -> Step:
+        """Return the tokens that follow the newest token and the right guesses of each row."""
+        parts = x.split(1 if self.runner.deterministic else len(x))
+        logits = torch.cat([self.runner.logits(part) for part in parts])
+        valid = torch.isfinite(logits).all(-1).cumprod(1).sum(1).tolist()
+        of_rows, errors = processed(logits, self.requests)
+        chosen = choose(of_rows, self.requests).tolist()
+        return accepted(self.requests, logits, valid, chosen, errors, guesses)
 
 
 def levelled(model: LanguageModel, state: State, read: Sequence[int]) -> State:

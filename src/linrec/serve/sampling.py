@@ -1,15 +1,89 @@
 """The choice of the next tokens of rows, each with its own distribution and its own random numbers."""
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from linrec.generation.sampling import Candidates, Sampling, candidates, draw
+from linrec.rules import require
 from linrec.serve.request import Request
 
-__all__ = ["choose", "choose_plain"]
+__all__ = ["Step", "accepted", "choose", "choose_plain", "processed"]
+
+
+class Step(NamedTuple):
+    """The tokens that a step of rows generates.
+
+    Attributes:
+        logits: logits (v) of the token after the newest one of each row, and after each guess; the next step
+            may overwrite them.
+        tokens: the new tokens of each request that goes on.
+        errors: the errors of the other requests.
+        proposed: number of tokens that a draft proposed.
+    """
+
+    logits: Float[Tensor, "b k v"]
+    tokens: dict[Request, list[int]]
+    errors: dict[Request, Exception]
+    proposed: int = 0
+
+
+def processed(
+    logits: Float[Tensor, "b k v"], requests: Sequence[Request]
+) -> tuple[Float[Tensor, "b k v"], dict[Request, Exception]]:
+    """Return the logits that `process` of each request makes of those of its next token.
+
+    Also returns the errors of requests whose `process` failed.
+    """
+    errors: dict[Request, Exception] = {}
+    rows = [row for row, request in enumerate(requests) if request.options.process is not None]
+    if rows:
+        # the log probabilities are those of the model itself
+        logits = logits.clone()
+    for row in rows:
+        request = requests[row]
+        assert request.options.process is not None
+        try:
+            found = request.options.process(request.tokens, logits[row, 0])
+            require(
+                bool(torch.isfinite(found).any() and (found < math.inf).all()),
+                "`process` must leave a token to choose, and no NaN; got logits without one.",
+            )
+            logits[row, 0] = found
+        except Exception as error:
+            errors[request] = error
+    return logits, errors
+
+
+def accepted(
+    requests: Sequence[Request],
+    logits: Float[Tensor, "b k v"],
+    valid: Sequence[int],
+    chosen: Sequence[Sequence[int]],
+    errors: dict[Request, Exception],
+    guesses: Sequence[Sequence[int]],
+) -> Step:
+    """Return the step of rows.
+
+    Args:
+        requests: the request of each row.
+        logits: the logits of each row.
+        valid: number of tokens of each row that are from finite logits.
+        chosen: the choice after the newest token of each row, and after each guess.
+        errors: errors of requests so far.
+        guesses: the guesses of each row.
+    """
+    new: dict[Request, list[int]] = {}
+    for request, n, found, guessed in zip(requests, valid, chosen, guesses, strict=True):
+        if n == 0:
+            errors[request] = ValueError("its logits are not finite. Use other weights or precision.")
+        elif request not in errors:
+            new[request] = request.accepted(found, guessed, n)
+    return Step(logits, new, errors, sum(map(len, guesses)))
 
 
 def choose(

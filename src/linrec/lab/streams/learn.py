@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
@@ -25,6 +26,7 @@ from linrec.lab.train.progress import Interrupt
 from linrec.lab.train.records import MetricsLog, provenance
 from linrec.lab.train.run import CONFIG, RESULT, lock_run_folder, write_json, writing
 from linrec.learning import Learner, build_learner
+from linrec.learning import get as get_learner
 from linrec.models import (
     LanguageModel,
     ModelConfig,
@@ -56,11 +58,13 @@ class LearnConfig:
         mixer_args: arguments of the mixer.
         d_model: width of the model.
         n_layers: number of blocks.
-        model_args: further fields of the `SequenceClassifierConfig`, such as channel_mixing="none".
+        model_args: further fields of the `SequenceClassifierConfig`, such as channel_mixing="none"; all
+            arguments of the network of a learner that brings its own.
         language_model: fields of a `ModelConfig`, for a language model in place of a new encoder of the
             `mixer`; None for an encoder.
         chunk: steps that are learnt at a time.
-        lr: learning rate of Adam.
+        lr: learning rate.
+        momentum: None takes Adam; a number takes SGD with this Nesterov momentum.
         clip_norm: maximum norm of the gradients.
         rows: number of rows of the stream, each a stream of its own.
         seed: seed of the stream, and of the model's initial values.
@@ -81,6 +85,7 @@ class LearnConfig:
     language_model: Mapping[str, Any] | None = None
     chunk: int = 8
     lr: float = 3e-3
+    momentum: float | None = None
     clip_norm: float | None = 1.0
     rows: int = 1
     seed: int = 0
@@ -106,21 +111,24 @@ class LearnConfig:
         path = None if self.stream == "-" else Path(self.stream)
         if path is None or (path.is_file() and self.stream not in names()):
             return GivenStream(path=path, follow=self.follow)
-        try:
+        with naming(f"stream_args` of `{self.stream}"):
             return get(self.stream)(rows=self.rows, seed=self.seed, **self.stream_args)
-        except TypeError as error:
-            raise ConfigError(f"`stream_args` of {self.stream!r}: {error}.") from error
 
-    def make_model(self, stream: AnyStream) -> SequenceClassifier | LanguageModel:
+    def make_model(self, stream: AnyStream) -> nn.Module:
         """Return a model of the stream with its initial values."""
         torch.manual_seed(self.seed)
+        if (network := get_learner(self.learner).network) is not None:
+            with naming("model_args"):
+                return network(
+                    stream.n_features, stream.n_outputs, vocab_size=stream.vocab_size, **self.model_args
+                )
         if self.language_model is not None:
             return LanguageModel(self._language_model())
         return SequenceClassifier(self.encoder(stream))
 
     def encoder(self, stream: AnyStream) -> SequenceClassifierConfig:
         """Return the configuration of a new encoder of the stream."""
-        try:
+        with naming("model_args"):
             return SequenceClassifierConfig(
                 n_outputs=stream.n_outputs,
                 vocab_size=stream.vocab_size,
@@ -133,14 +141,21 @@ class LearnConfig:
                 pooling="none",
                 **self.model_args,
             )
-        except TypeError as error:
-            raise ConfigError(f"`model_args`: {error}.") from error
 
     def _language_model(self) -> ModelConfig:
         fields: dict[str, Any] = lists_to_tuples(dict(self.language_model or {}))
         # a learner refuses a memory across the stack
         fields.pop("memory", None)
         return ModelConfig(**fields)
+
+
+@contextmanager
+def naming(arguments: str) -> Iterator[None]:
+    """Turn errors of unknown arguments into errors of the configuration."""
+    try:
+        yield
+    except TypeError as error:
+        raise ConfigError(f"`{arguments}`: {error}.") from error
 
 
 class Learning:
@@ -157,9 +172,14 @@ class Learning:
     ) -> None:
         self.config, self.device = config, torch.device(device)
         self.stream = config.make_stream()
+        if model is not None:
+            self._check_model(model)
         self.model = (config.make_model(self.stream) if model is None else model).to(self.device)
-        self._check_model()
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        if config.momentum is not None:
+            optimizer = torch.optim.SGD(
+                self.model.parameters(), lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0
+            )
         self.learner: Learner = build_learner(
             config.learner, self.model, optimizer, clip_norm=config.clip_norm, **config.learner_args
         )
@@ -177,10 +197,11 @@ class Learning:
         """Bytes that the learner carries from step to step."""
         return sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.learner.memory))
 
-    def _check_model(self) -> None:
+    def _check_model(self, trained: nn.Module) -> None:
         """Raise ConfigError unless a trained model takes the stream's inputs and predicts its targets."""
-        assert isinstance(self.model, SequenceClassifier | LanguageModel)
-        of = self.model.config
+        if not isinstance(trained, SequenceClassifier | LanguageModel):
+            raise ConfigError(f"`{self.config.learner}` has a network of its own; leave --init-from out.")
+        of = trained.config
         n_outputs = of.vocab_size if of.n_outputs is None else of.n_outputs
         stream = (self.stream.vocab_size, self.stream.n_features, self.stream.n_outputs)
         model = (of.vocab_size, getattr(of, "n_features", None), n_outputs)
@@ -346,7 +367,7 @@ def stored_config(folder: Path, *, trust_code: bool = False) -> LearnConfig:
     return config
 
 
-def trained_model(folder: Path, config: LearnConfig) -> SequenceClassifier | LanguageModel:
+def trained_model(folder: Path, config: LearnConfig) -> nn.Module:
     """Return the model of a run of `linrec learn` as its newest checkpoint has it."""
     found = load_checkpoint(folder)
     if found is None:

@@ -83,19 +83,28 @@ class MackeyGlassDrift(Stream):
     Args:
         tau: smallest and largest delay, in steps.
         every: steps from the smallest delay to the largest.
+        ahead: numbers of steps that are forecast, in rising order.
 
     Source: Mackey and Glass (1977).
     """
 
     tau: tuple[float, float] = (17.0, 30.0)
     every: int = 50_000
+    ahead: tuple[int, ...] = (1, 10)
     name: ClassVar[str] = "mackey-glass"
     n_features: ClassVar[int | None] = 1
-    n_outputs: ClassVar[int] = 2
-    ahead: ClassVar[int] = 10
+
+    @property
+    def n_outputs(self) -> int:  # type: ignore[override]
+        """The number of forecasts."""
+        return len(self.ahead)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            min(self.ahead, default=0) > 0 and sorted(self.ahead) == [*self.ahead],
+            f"`ahead` must be numbers of steps from 1 in rising order; got {self.ahead}.",
+        )
         at_least(1, every=self.every, tau=min(self.tau))
         require(self.tau[0] <= self.tau[1], f"`tau` must be (smallest, largest); got {self.tau}.")
 
@@ -117,17 +126,17 @@ class MackeyGlassDrift(Stream):
         if not carried:
             past = 1.1 + 0.2 * random.random((self.rows, longest))
             past, values = _mackey_glass(past, np.full(200 * SUBSTEPS, int(self.tau[0] * SUBSTEPS)))
-            carried = {"past": past, "values": values[:, -self.ahead :]}
+            carried = {"past": past, "values": values[:, -self.ahead[-1] :]}
         # the values of a block are those of its targets
         places = (start + np.arange(self.block)) / self.every % 2
         tau = self.tau[0] + (self.tau[1] - self.tau[0]) * (1 - np.abs(places - 1))
         past, values = _mackey_glass(carried["past"], np.repeat((tau * SUBSTEPS).astype(np.int64), SUBSTEPS))
         series = np.concatenate([carried["values"], values], 1)
         squashed = np.tanh(series - 1).astype(np.float32)
-        targets = np.stack([squashed[:, 1 : self.block + 1], squashed[:, self.ahead :]], 2)
+        targets = np.stack([squashed[:, n : n + self.block] for n in self.ahead], 2)
         return Drawn(squashed[:, : self.block, None], targets), {
             "past": past,
-            "values": series[:, -self.ahead :],
+            "values": series[:, -self.ahead[-1] :],
         }
 
 

@@ -142,6 +142,9 @@ class LoopConfig:
             model; with "fsdp", every process has a shard of each parameter (FSDP2). "auto" is "ddp" for
             several processes. The processes share each batch of `batch_size` sequences; the gradient is the
             same as with a single process.
+        time_parallel: number of processes that share each sequence, which divides the number of processes and
+            the length of sequences; for language models. Each of them has consecutive steps of the same
+            sequences (`linrec.parallel.time_parallel`); the gradient is the same as with a single process.
 
     Raises:
         ValueError: a value is out of range.
@@ -171,10 +174,12 @@ class LoopConfig:
     compile: Literal["auto", "on", "off"] = "auto"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    time_parallel: int = 1
 
     def __post_init__(self) -> None:
         typed(typing.get_type_hints(LoopConfig), **vars(self))
         counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
+        at_least(1, time_parallel=self.time_parallel)
         at_least(1, **_fields(self, *counts))
         at_least(1, **_fields(self, "steps", "eval_batches", "patience"), or_none=True)
         at_least(0, seed=self.seed)

@@ -16,18 +16,20 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
 from linrec.errors import ConfigError, TrainError
+from linrec.lab.tasks import Batch
 from linrec.lab.train.config import LoopConfig
 from linrec.literals import DeviceName
+from linrec.parallel import part, time_parallel
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -60,6 +62,11 @@ def make_fabric(config: LoopConfig) -> Fabric:
     device = device_of(config.device, option="--loop.device").type
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
+        if config.time_parallel > 1:
+            raise ConfigError(
+                f"`loop.time_parallel` = {config.time_parallel} needs as many processes; got a single one. "
+                f"Start them with torchrun --nproc-per-node {config.time_parallel} -m linrec train ..."
+            )
         # torchrun may start a single process, which then does all of the work
         if config.strategy != "auto" and "LOCAL_WORLD_SIZE" not in os.environ:
             raise ConfigError(
@@ -84,6 +91,56 @@ def make_fabric(config: LoopConfig) -> Fabric:
     )
     fabric.launch()
     return fabric
+
+
+class Grid(NamedTuple):
+    """The processes of a run: rows have different sequences, the processes of a row share them over time.
+
+    Attributes:
+        rows: number of rows.
+        row: the row of this process.
+        columns: number of processes in a row, `loop.time_parallel`.
+        group: the process group of the row; None if it has a single process.
+    """
+
+    rows: int = 1
+    row: int = 0
+    columns: int = 1
+    group: Any = None
+
+    def part(self, batch: Batch) -> Batch:
+        """Return this process's steps of a batch of its row."""
+        if self.columns == 1:
+            return batch
+        time, others = batch.targets.shape[-1], (batch.lengths, batch.source)
+        if batch.targets.dim() != 2 or time % self.columns or any(x is not None for x in others):
+            raise ConfigError(
+                f"`loop.time_parallel` = {self.columns} needs a language model, and sequences whose length "
+                f"is a multiple of it; got targets of shape {tuple(batch.targets.shape)}."
+            )
+        steps = {name: part(x, group=self.group) for name, x in batch._asdict().items() if x is not None}
+        return batch._replace(**steps)
+
+    def split(self) -> AbstractContextManager[Any]:
+        """Return the context in which a model runs on `part`, forward and backward."""
+        return nullcontext() if self.columns == 1 else time_parallel(self.group)
+
+
+ALONE = Grid()
+
+
+def make_grid(fabric: Fabric, columns: int) -> Grid:
+    """Return the grid of the processes with so many in each row, which are neighbours."""
+    rows, row = fabric.world_size // columns, fabric.global_rank // columns
+    if columns == 1:
+        return Grid(rows, row)
+    device = fabric.device.type
+    # ranks compare their calls through gloo, for which the host does not wait for the GPU
+    backend: Any = {"time": "cpu:gloo,cuda:nccl"} if device == "cuda" else None
+    mesh = distributed.init_device_mesh(
+        device, (rows, columns), mesh_dim_names=("data", "time"), backend_override=backend
+    )
+    return Grid(rows, row, columns, mesh.get_group("time"))
 
 
 def expect_skipped(fabric: Fabric) -> None:
@@ -122,11 +179,16 @@ def _check_processes(config: LoopConfig, device: str, processes: int) -> int:
                 f"WORLD_SIZE={processes} requires {processes} processes, but {name} is not set. Start them "
                 f"with torchrun --nproc-per-node {processes} -m linrec train ..., or unset WORLD_SIZE."
             )
-    piece = config.batch_size // config.accumulate
-    if piece % processes:
-        of = f" / `loop.accumulate` = {piece}" if config.accumulate > 1 else ""
+    if processes % config.time_parallel:
         raise ConfigError(
-            f"`loop.batch_size`{of} must be a multiple of the {processes} processes, which share it; "
+            f"`loop.time_parallel` must divide the {processes} processes; got {config.time_parallel}."
+        )
+    piece, rows = config.batch_size // config.accumulate, processes // config.time_parallel
+    if piece % rows:
+        of = f" / `loop.accumulate` = {piece}" if config.accumulate > 1 else ""
+        by = f" / `loop.time_parallel` = {rows}" if config.time_parallel > 1 else ""
+        raise ConfigError(
+            f"`loop.batch_size`{of} must be a multiple of the {processes} processes{by}, which share it; "
             f"got {config.batch_size}{f' / {config.accumulate}' if of else ''}."
         )
     here = int(os.environ["LOCAL_WORLD_SIZE"])

@@ -49,6 +49,7 @@ from linrec.lab.train.fabric import (
     first_ahead,
     is_lost,
     make_fabric,
+    make_grid,
     matmul_precision,
     program,
     seed_all,
@@ -172,7 +173,7 @@ def _fit(
 ) -> Result:
     loop = config.loop
     fabric = make_fabric(loop)
-    device = fabric.device
+    device, grid = fabric.device, make_grid(fabric, loop.time_parallel)
     seed_all(loop.seed)
 
     # data, in an order that depends only on seed and epoch
@@ -183,8 +184,8 @@ def _fit(
         batch_size=loop.batch_size,
         seed=loop.seed,
         device=device,
-        rank=fabric.global_rank,
-        processes=fabric.world_size,
+        rank=grid.row,
+        processes=grid.rows,
         streams=loop.carry_state,
     )
     stages = _stages(task, loop.curriculum, make_batches)
@@ -200,7 +201,7 @@ def _fit(
     optim = cut_warmup(config.optim, total_steps)
 
     # model and optimisers
-    model = build_model(config, device, fabric.world_size, init)
+    model = build_model(config, device, grid.rows, init)
     compiled = config.learner is None and uses_compile(loop, device)
     weights = task.class_weights if isinstance(task, WeightedTask) else ()
     objective: Any = Objective(model, label_smoothing=config.optim.label_smoothing, class_weights=weights)
@@ -226,6 +227,7 @@ def _fit(
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
         carried=carried,
+        grid=grid,
     )
     learner = None
     if config.learner is not None:
@@ -287,7 +289,7 @@ def _fit(
         return step == total_steps or step - best_step >= waits
 
     score = functools.partial(
-        evaluate, fabric, objective, task, batch_size=loop.batch_size, carry_state=loop.carry_state
+        evaluate, fabric, objective, task, batch_size=loop.batch_size, carry_state=loop.carry_state, grid=grid
     )
     rates = []
     clock = Clock(step=step, seconds=seconds)
@@ -388,7 +390,7 @@ def _fit(
             test, validation = score(task.split("test")), score(task.split("validation"))
             if isinstance(task, GeneratedTask) and test:
                 test |= task.generated_scores(model.eval(), task.split("test"))
-            probes = _probes(task, score, loop.batch_size, fabric.world_size)
+            probes = _probes(task, score, loop.batch_size, grid.rows)
         result = Result(
             test=test,
             validation=validation,

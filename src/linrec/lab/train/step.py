@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from linrec.lab.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
 from linrec.lab.train.data import on_device, stream_order
-from linrec.lab.train.fabric import Fabric, any_process, gathered, summed
+from linrec.lab.train.fabric import ALONE, Fabric, Grid, any_process, gathered, make_grid, summed
 from linrec.lab.train.optim import gradient_norm
 from linrec.models import Block, ImageClassifier, LanguageModel, SequenceClassifier
 from linrec.nn.added_loss import weighing_losses
@@ -173,6 +173,7 @@ def train_step(
     accumulate: int = 1,
     clip_norm: float | None = None,
     carried: Carried | None = None,
+    grid: Grid = ALONE,
 ) -> None:
     """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
 
@@ -187,8 +188,9 @@ def train_step(
         clip_norm: maximum norm of the gradient; None disables clipping.
         carried: the state of a language model before the batch, in whose place the state after the batch is
             kept; needs `accumulate` = 1. None begins with the model's initial state and keeps no state.
+        grid: the processes that share the sequences of `batch`.
     """
-    whole = Batch(*batch)  # type: ignore[arg-type]
+    whole = grid.part(Batch(*batch))  # type: ignore[arg-type]
     n_targets = summed(fabric, has_target(whole.targets).sum()).clamp(min=1)
     # DDP and FSDP average gradients over the processes, so each process divides by n_targets / world_size
     n_targets_each = n_targets / fabric.world_size
@@ -199,7 +201,7 @@ def train_step(
     for place, piece in enumerate(zip(*parts, strict=True), start=1):
         # the processes exchange gradients only after the last micro-batch
         waits = fabric.no_backward_sync(objective, enabled=place < accumulate)  # type: ignore[arg-type]
-        with waits, weighing_losses(1 / accumulate):
+        with waits, weighing_losses(1 / accumulate), grid.split():
             state = None if carried is None else carried.state
             outcome = objective(*piece, state=state, keep_state=carried is not None)
             fabric.backward(outcome.loss / n_targets_each)
@@ -228,6 +230,7 @@ def evaluate(
     batch_size: int,
     batches: int | None = None,
     carry_state: bool = False,
+    grid: Grid | None = None,
 ) -> dict[str, Any]:
     """Return the scores of the model on a split; several processes share each batch.
 
@@ -238,6 +241,7 @@ def evaluate(
         carry_state: whether each sequence of a language model begins with the final state of the sequence in
             its row of the batch before. The split is cut into `batch_size` streams of equal length. Rows that
             are beyond the end of a `TokenSplit` have no targets.
+        grid: the processes that share sequences; None if each has sequences of its own.
 
     Returns:
         "loss" in nats, the mean over all targets, and "accuracy"; for a regression only "loss", the mean
@@ -246,7 +250,7 @@ def evaluate(
     """
     if not len(split):
         return {}
-    device, processes = fabric.device, fabric.world_size
+    device, grid = fabric.device, grid or make_grid(fabric, 1)
     # sums of loss, correct predictions and targets, kept on the device to avoid syncs
     sums = torch.zeros(3, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
     scored = task if isinstance(task, ScoredTask) and batches is None else None
@@ -256,14 +260,19 @@ def evaluate(
         order = stream_order(-(-len(split) // batch_size) * batch_size, batch_size)
     objective.eval()
     for index in order.split(batch_size)[:batches]:
-        mine = split.rows(index[fabric.global_rank :: processes])
-        batch = on_device(_filled(mine, batch_size // processes), device)
-        outcome = objective(*batch, state=state, keep_state=carry_state)
+        mine = split.rows(index[grid.row :: grid.rows])
+        batch = grid.part(on_device(_filled(mine, batch_size // grid.rows), device))
+        with grid.split():
+            outcome = objective(*batch, state=state, keep_state=carry_state)
         state = outcome.state
         sums += torch.stack([outcome.loss, outcome.correct, has_target(batch.targets).sum()])
         if scored is not None:
-            # process r has the sequences r, r + world_size, ..., so the predictions are interleaved
-            dealt = torch.stack(gathered(fabric, outcome.predictions), dim=1).flatten(0, 1)
+            # row r has the sequences r, r + rows, ..., so the predictions are interleaved
+            pieces = gathered(fabric, outcome.predictions)
+            if grid.columns > 1:
+                n = grid.columns
+                pieces = [torch.cat(pieces[first : first + n], 1) for first in range(0, len(pieces), n)]
+            dealt = torch.stack(pieces, dim=1).flatten(0, 1)
             predictions.append(dealt[: len(index)].cpu())
     objective.train()
     loss, correct, n_targets = summed(fabric, sums).tolist()

@@ -9,7 +9,7 @@ from torch import Tensor
 from linrec.nn.slstm_steps.torch import Ends, Steps, by_step, log_forget
 from linrec.nn.slstm_steps.triton import fits, fused
 from linrec.ops.core.backends import Backend, choose
-from linrec.ops.core.call import refuse_split_time
+from linrec.ops.core.call import in_turn
 from linrec.ops.core.checks import check_axes, check_reset, check_shape
 
 __all__ = ["SLSTMBackend", "log_forget", "slstm_steps"]
@@ -67,7 +67,6 @@ def slstm_steps(
         xLSTM (Beck and others, 2024). The kernel that holds the weights of a head over all steps follows
         FlashRNN (Poeppel and others, 2024).
     """
-    refuse_split_time("slstm_steps")
     check_axes("Wx", Wx, "(b, t, 4, h, d)", "Split the projection into gates and heads.")
     batch, _, _, heads, size = Wx.shape
     check_shape("Wx", Wx, "(b, t, 4, h, d)", ("b", "t", 4, "h", "d"), "Pass the gates i, f, z and o.")
@@ -75,9 +74,14 @@ def slstm_steps(
         "R", R, "(h, d, 4 d)", (heads, size, 4 * size), "Pass the weights of four gates for each head."
     )
     check_reset(reset, Wx)
-    hidden, cell, normalizer, largest = state
-    given = Steps(Wx, R, hidden, cell, normalizer, largest, reset, sigmoid)
-    for name in ("hidden", "cell", "normalizer", "largest"):
-        check_shape(name, getattr(given, name), "(b, h, d)", (batch, heads, size), "Pass this batch's state.")
-    y, end = choose("slstm_steps", BACKENDS, given, Wx.device.type, "auto", backend).run(given)
+    for name, part in zip(("hidden", "cell", "normalizer", "largest"), state, strict=True):
+        check_shape(name, part, "(b, h, d)", (batch, heads, size), "Pass this batch's state.")
+
+    def run(state: Sequence[Tensor]) -> tuple[Tensor, Ends]:
+        hidden, cell, normalizer, largest = state
+        given = Steps(Wx, R, hidden, cell, normalizer, largest, reset, sigmoid)
+        y, end = choose("slstm_steps", BACKENDS, given, Wx.device.type, "auto", backend).run(given)
+        return y, end
+
+    y, end = in_turn("slstm_steps", run, tuple(state), [Wx, R])
     return y, end

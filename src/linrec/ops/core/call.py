@@ -13,7 +13,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
@@ -28,7 +28,7 @@ from linrec.ops.core.checks import check_reset, check_state, check_tensors, opti
 from linrec.ops.core.kernel import In
 from linrec.ops.core.precision import widened, without_autocast
 from linrec.rules import typed
-from linrec.trees import leaves, map_tree
+from linrec.trees import Tree, leaves, map_tree
 
 Result = tuple[Any, Any]
 Space = tuple[Sequence[int], torch.dtype]
@@ -231,7 +231,7 @@ class TimeSplit(ABC):
 
     Attributes:
         operators: names of the operators that it supports. Operators composed of others pass through to their
-            inner calls, and all other operators are refused.
+            inner calls, and all other operators run on one process after another.
     """
 
     operators: tuple[str, ...] = ()
@@ -240,18 +240,65 @@ class TimeSplit(ABC):
     def run(self, call: Call) -> Result:
         """Run a call of a supported operator."""
 
+    @abstractmethod
+    def halo(self, x: Tensor, state: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the n inputs before this process's steps, and the last n inputs of the whole sequence.
+
+        Args:
+            x: this process's inputs (b, t, c).
+            state: the n inputs before the sequence (b, n, c).
+            reset: None or (b, t).
+        """
+
+    @abstractmethod
+    def in_turn(
+        self, name: str, run: Callable[[Tree], tuple[Any, Tree]], state: Tree, given: Iterable[Any]
+    ) -> tuple[Any, Tree]:
+        """Run a function of the state on one process after another; see `in_turn`."""
+
     def __call__(self, call: Call, proceed: Callable[[], Result]) -> Result:
         """Run the call, or pass through to its inner calls."""
-        if call.operator.name in self.operators:
+        operator, inputs = call.operator, call.inputs
+        if not getattr(inputs, "causal", True):
+            refuse_split_time(operator.name)
+        if operator.name in self.operators:
             return self.run(call)
-        if not call.operator.composed:
-            refuse_split_time(call.operator.name)
-        return proceed()
+        if operator.composed:
+            return proceed()
+        state = inputs.state
+        if state is None and operator.state is not None:
+            shape, dtype = operator.state(inputs)
+            state = getattr(inputs, operator.sequence).new_zeros(shape, dtype=dtype)
+
+        def run(state: Tree) -> Result:
+            return operator.run(inputs._replace(state=state), call.backend)
+
+        return self.in_turn(operator.name, run, state, leaves(tuple(inputs)))
+
+
+def time_split() -> TimeSplit | None:
+    """Return the handler that splits sequences over processes; None if they are whole."""
+    return next((handler for handler in _HANDLERS.get() if isinstance(handler, TimeSplit)), None)
 
 
 def time_is_split() -> bool:
     """Return whether sequences are split over processes."""
-    return any(isinstance(handler, TimeSplit) for handler in _HANDLERS.get())
+    return time_split() is not None
+
+
+def in_turn(
+    name: str, run: Callable[[Tree], tuple[Any, Tree]], state: Tree, given: Iterable[Any]
+) -> tuple[Any, Tree]:
+    """Return `run(state)`; if time is split, run it on one process after another.
+
+    Args:
+        name: the function's name, for errors.
+        run: returns the outputs of this process's steps and the state after them, from the state before them.
+        state: the state before the whole sequence, as `run` takes it, with at least one tensor.
+        given: the other tensors that `run` depends on, apart from parameters.
+    """
+    split = time_split()
+    return run(state) if split is None else split.in_turn(name, run, state, given)
 
 
 def refuse_split_time(name: str) -> None:
@@ -263,7 +310,7 @@ def refuse_split_time(name: str) -> None:
     if time_is_split():
         raise ValueError(
             f"`{name}` needs all steps of a sequence in one process; `time_parallel` gives each a segment. "
-            "Use causal mixers on `scan` or `gate_loop`, or split the batch over processes instead."
+            "Use causal mixers, or split the batch over processes instead."
         )
 
 
