@@ -42,7 +42,7 @@ SMALLEST_STEP = 1e-4
 
 
 class Comba(Mixer):
-    """S_t = (I - beta_t k_t p_t^T) alpha_t S_{t-1} + beta_t k_t v_t^T: what is erased is read by p, not by k.
+    """S_t = (I - beta_t k_t p_t^T) alpha_t S_{t-1} + beta_t k_t v_t^T: a feedback key p reads for erasing.
 
     The defaults are the widths of the released layer. With `variant="released"`, the L2 norms come after p
     and after the correction of q, as in flash-linear-attention: q_t = L2Norm(q'_t - D p_t), and p_t has norm

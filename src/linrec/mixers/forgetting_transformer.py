@@ -120,6 +120,7 @@ class ForgettingTransformer(Mixer):
         q, k = torch.cat([q, ones], -1), torch.cat([k, channels], -1)
         scale = self.d_head**-0.5
         o, cache = softmax_attention(q, k, v, state=cache, reset=reset, scale=scale)
+        assert cache is not None
         return self.out(gated(o.flatten(-2), g, torch.sigmoid)), ForgettingState(total, cache)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> ForgettingState:

@@ -130,27 +130,6 @@ class RWKV7(Mixer):
         self.norm = HeadNorm(self.n_heads, self.d_head, eps=norm_eps, bias=True)
         self.share([self])
 
-    def _lora(
-        self, name: str, f: nn.Module, kind: type[nn.Linear] = nn.Linear, *, bias: bool = True
-    ) -> nn.Sequential:
-        rank = self.ranks[name]
-        A, B = kind(self.d_model, rank, bias=False), kind(rank, self.d_model, bias=bias)
-        nn.init.zeros_(A.weight)
-        nn.init.orthogonal_(B.weight, gain=0.1 * max(1.0, math.sqrt(rank / self.d_model)))
-        return nn.Sequential(A, f, B)
-
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-        dt: Float[Tensor, "b t"] | None = None,
-        values: Values | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Return y and the state, as every mixer; with `values`, (state, values of the first layer)."""
-        return self.checked(x, state, reset, dt, **({} if values is None else {"values": values}))
-
     def mix(
         self, x: Tensor, state: State, reset: Tensor | None, values: Values | None = None
     ) -> tuple[Tensor, State]:
@@ -181,6 +160,27 @@ class RWKV7(Mixer):
         u = (self.norm(o) + bonus * v).flatten(-2).to(x.dtype)
         y, state = self.out(g * u), self.shift.joined(last, S)
         return y, state if values is None else (state, first)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+        dt: Float[Tensor, "b t"] | None = None,
+        values: Values | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Return y and the state, as every mixer; with `values`, (state, values of the first layer)."""
+        return self.checked(x, state, reset, dt, **({} if values is None else {"values": values}))
+
+    def _lora(
+        self, name: str, f: nn.Module, kind: type[nn.Linear] = nn.Linear, *, bias: bool = True
+    ) -> nn.Sequential:
+        rank = self.ranks[name]
+        A, B = kind(self.d_model, rank, bias=False), kind(rank, self.d_model, bias=bias)
+        nn.init.zeros_(A.weight)
+        nn.init.orthogonal_(B.weight, gain=0.1 * max(1.0, math.sqrt(rank / self.d_model)))
+        return nn.Sequential(A, f, B)
 
     @classmethod
     def share(cls, layers: "Sequence[RWKV7]") -> None:

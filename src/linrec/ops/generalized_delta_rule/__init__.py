@@ -76,9 +76,9 @@ def generalized_delta_rule(
         S_t = diag(a_t) S_{t-1} - w_t (r_t^T S_{t-1}) + k_t v_t^T,    a_t = exp(log_decay_t)
         y_t = S_t^T q_t,    S_0 = state
 
-    r_t reads the state before the decay of its step, and w_t erases what was read. The transition of a head
-    changes at every step; for a model whose matrix is constant, use `linrec.ops.dplr_ssm`. These models are
-    cases:
+    r_t reads the state before the decay of its step, and w_t erases the value that r_t reads. The transition
+    of a head changes at every step; for a model whose matrix is constant, use `linrec.ops.dplr_ssm`. These
+    models are cases:
 
     | model | r | w | k | v |
     |---|---|---|---|---|
@@ -109,10 +109,10 @@ def generalized_delta_rule(
         q: queries (b, t, h, dk), real, in float32, float64, bfloat16 or float16.
         k: keys (b, t, h, dk), in the dtype of `q`.
         v: values (b, t, h, dv), in the dtype of `q`.
-        r: vectors that read what is erased (b, t, h, dk), in the dtype of `q`.
-        w: vectors under which it is erased (b, t, h, dk), in the dtype of `q`. The state stays bounded if
-            w is r or a times r, scaled by a factor per channel >= 0 with r^T w <= 2; vectors of unrelated
-            directions can let it grow without bounds.
+        r: vectors that read the erased values (b, t, h, dk), in the dtype of `q`.
+        w: vectors under which the values are erased (b, t, h, dk), in the dtype of `q`. The state stays
+            bounded if w is r or a times r, scaled by a factor per channel >= 0 with r^T w <= 2; vectors of
+            unrelated directions can let it grow without bounds.
         log_decay: natural logarithm of a, <= 0; None, or a shape of the table, in the dtype of `q`, or in
             float32 with half-precision inputs.
         state: S_0 (b, h, dk, dv), in any precision; None means zeros.

@@ -1,6 +1,6 @@
 """The generalised delta rule in torch operations: step by step, and in chunks.
 
-A step adds k_n v_n^T + w_n z_n^T to the decayed state, where z_n = -S_{n-1}^T r_n is what it erases. So the
+A step adds k_n v_n^T + w_n z_n^T to the decayed state, with the erased value z_n = -S_{n-1}^T r_n. So the
 rule is `gate_loop` with two keys and two values per step. Within a chunk, with the state S before it:
 
     z_n = -S^T A_{1..n-1} r_n - sum_{m<n} (v_m k_m^T + z_m w_m^T) A_{m+1..n-1} r_n
@@ -48,7 +48,7 @@ class GeneralizedDeltaRule(NamedTuple):
 
 
 def recurrent(given: GeneralizedDeltaRule) -> tuple[Tensor, Tensor]:
-    """Erase what r reads, and write the value: O(dk dv) work per step.
+    """Erase the value that r reads, and write v: O(dk dv) work per step.
 
         z_n = -S_{n-1}^T r_n,    S_n = diag(a_n) S_{n-1} + w_n z_n^T + k_n v_n^T
 
