@@ -87,8 +87,8 @@ class Speculation(Command):
         if self.quick:
             tokens = torch.randint(QUICK.vocab_size, (100,)).tolist()
         else:
-            tokens = tokenizer_of(load_run(self.runs[0])).encode(text.read_text(encoding="utf-8")).tolist()
-            tokens = tokens[-(len(tokens) // 10) :]
+            encoded = tokenizer_of(load_run(self.runs[0])).encode(text.read_text(encoding="utf-8"))
+            tokens = encoded[-(len(encoded) // 10) :].tolist()
         model, *smaller = self.models(bench.device)
         drafts: dict[str, Draft | None] = {"plain": None, "n_grams": NGramDraft(self.n_grams)}
         if smaller:
