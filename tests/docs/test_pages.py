@@ -24,7 +24,6 @@ from linrec.models import LanguageModel, MemoryConfig, ModelConfig
 from linrec.models.slot_memory import SlotMemory
 from linrec.models.token_turing_machine import TokenTuringMachine
 from tests.markdown import FENCE, ROOT
-from tests.parallel.models import REFUSED
 from tests.test_export import BY_LENGTH
 from tests.tiers import thorough
 
@@ -90,7 +89,6 @@ LISTS = {
     "concepts.md": (r"These mixers keep\s+more with every step:(.*?)###", "grows"),
     "export.md": (r"- The programs of(.*?)have\s+the length of their example", "has one length"),
     "which-mixer.md": (r"The last row is per step. The states of (.*?), and of `aft`", "grows"),
-    "parallel.md": (r"can be split, with default arguments:(.*?)\. ", "splits"),
 }
 
 
@@ -102,7 +100,6 @@ def test_a_list_of_mixers_has_all_of_them(page):
     true = {
         "grows": [name for name in mixers.names() if tables.built(name).state_grows],
         "has one length": sorted(BY_LENGTH),
-        "splits": [name for name in mixers.names() if name not in REFUSED],
     }
     assert sorted(names) == true[what]
 
