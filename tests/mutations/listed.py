@@ -148,8 +148,8 @@ MUTATIONS = (
     ),
     Mutation(
         "mixers/rwkv4.py",
-        "before = before.masked_fill(reset[..., None], 0)",
-        "before = before + 0",
+        "before, _ = token_shift(sums, state.sums, reset=reset)",
+        "before, _ = token_shift(sums, state.sums)",
         "RWKV-4: the bonus term reads the state before a reset",
         (LAWS, "-k", "laws_of_mixers and rwkv4"),
     ),
