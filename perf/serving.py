@@ -89,7 +89,10 @@ class Serving(Command):
         with torch.device(bench.device):
             model = LanguageModel(config).eval()
         prompts = torch.randint(config.vocab_size, (streams * self.waves, length), device=bench.device)
-        alone, n_bytes, state_bytes = generated(bench, model, prompts[:streams], precision)
+        alone = generated(bench, model, prompts[:streams], precision)
+        # its states lie in memory no longer
+        bench.release()
+        n_bytes, state_bytes = sizes(model, prompts[:1], precision, streams)
         engine = Engine(
             model,
             slots=streams,
@@ -126,10 +129,9 @@ class Serving(Command):
         )
         found = {
             "parameters": number_of_parameters(model),
-            "generate_tokens_per_second": alone * streams,
             "tokens_per_second": len(requests) * protocol["tokens"] / spent,
             "first_seconds": {"p50": first.quantile(0.5).item(), "p99": first.quantile(0.99).item()},
-            "state_bytes": state_bytes // streams,
+            "state_bytes": state_bytes,
             "peak_bytes": bench.peak_bytes(),
             # the most that the process has had so far
             "process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -139,7 +141,9 @@ class Serving(Command):
         if full:
             step = sorted(full)[len(full) // 2]
             found["decode_tokens_per_second"] = streams / step
-            found["share_of_generate"] = 1 / step / alone
+            if alone is not None:
+                found["generate_tokens_per_second"] = alone * streams
+                found["share_of_generate"] = 1 / step / alone
             if bench.copy is not None:
                 found["share_of_limit"] = share(n_bytes, bench.copy, 1e3 * step)
         return found
@@ -247,13 +251,23 @@ class Serving(Command):
 
 def generated(
     bench: Bench, model: LanguageModel, prompts: torch.Tensor, precision: Precision
-) -> tuple[float, int, int]:
-    """Return the steps per second of `generate`, the fewest bytes of a step, and the bytes of the state."""
-    numbers = stream(model, prompts, precision=precision)
-    for _ in range(2 * EAGER_STEPS):
-        next(numbers)
-    bench.wait()
-    steps = bench.calls_per_second(lambda: next(numbers)).median
-    layers = numbers.state.layers
+) -> float | None:
+    """Return the steps per second of `generate`, None if its states do not fit into memory."""
+    try:
+        numbers = stream(model, prompts, precision=precision)
+        for _ in range(2 * EAGER_STEPS):
+            next(numbers)
+        bench.wait()
+        return bench.calls_per_second(lambda: next(numbers)).median
+    except torch.OutOfMemoryError:
+        return None
+
+
+def sizes(model: LanguageModel, prompt: torch.Tensor, precision: Precision, rows: int) -> tuple[int, int]:
+    """Return the fewest bytes of a step of so many rows, and the bytes of the state of a row."""
+    numbers = stream(model, prompt, precision=precision)
+    next(numbers)
+    layers, cast = numbers.state.layers, with_weights_cast(model, precision)
+    weights = bytes_of_a_step(cast, ())
     state = sum(part.nbytes for part in named(layers, "layers").values())
-    return steps, bytes_of_a_step(with_weights_cast(model, precision), layers), state
+    return weights + rows * (bytes_of_a_step(cast, layers) - weights), state
