@@ -181,7 +181,7 @@ def test_help_is_no_error(words):
 
 
 # endings of the names of files in results/ops
-BY_ENDING = {"-matrix": "matrix", "-heads": "matrix", "-steps": "steps"}
+BY_ENDING = {"-matrix": "matrix", "-heads": "matrix", "-steps": "steps", "-speculation": "speculation"}
 
 
 def committed():
