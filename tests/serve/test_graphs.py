@@ -125,3 +125,27 @@ def test_captured_steps_give_the_tokens_of_generate(name):
         pytest.skip("the shape of the state changes")
     check_tokens(engine)
     assert engine._slots.kinds[0]._graphs
+
+
+@pytest.mark.parametrize("name", ["gate_loop", "attention"])
+def test_the_next_step_begins_before_tokens_are_looked_at(name):
+    """Requests join, leave, fork and go back while a step is on its way."""
+    engine, draw = small(name, slots=6, snapshots=2**20, interval=4), random.Random(0)
+    engine._slots.kinds.insert(0, rows := fixed(engine._slots.runner))
+    found, ahead, forks = [], 0, 0
+    for turn in range(60):
+        if draw.random() < 0.4:
+            prompt = PROMPTS[turn % 4]
+            # with a filter, a step waits for the tokens of the one before
+            top_k = 3 if turn > 40 else None
+            found.append((engine.submit(prompt, n_tokens=9, seed=turn, top_k=top_k), prompt, turn, top_k))
+        engine.step()
+        ahead += rows._ahead is not None
+        for request, *given in draw.sample(found, min(len(found), 2)):
+            if request.ended is None and len(request.generated) > 3 and draw.random() < 0.5:
+                found.append((engine.fork(request), *given))
+                engine.rollback(request, 2)
+                forks += 1
+    assert ahead > 20 and forks > 5
+    for request, prompt, seed, top_k in found:
+        assert request.result() == alone(engine.model, prompt, 9, seed=seed, top_k=top_k)

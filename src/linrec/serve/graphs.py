@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ MUCH = 0.125
 class FixedRows(Rows):
     """Rows whose states lie in memory of a constant shape, which steps overwrite.
 
+    Where no request asks for more than tokens, the next step begins before the tokens of a step are looked
+    at, so that the host and a GPU work at the same time. Requests have then read their newest token too.
     A row that leaves gives its place to the last one. Caches of attention are rings of one length, in which
     all rows write the same slot. Memory grows to the next power of two of rows and of steps. Much memory
     shrinks where a quarter is enough.
@@ -55,28 +57,48 @@ class FixedRows(Rows):
         self._size = 0, 0
         # the next slot of rings, by their numbers of slots
         self._places: dict[int, Tensor] = {}
+        # a step that is on its way: the places of its requests, and what `_stepped` returns
+        self._ahead: tuple[dict[Request, int], Tensor, Tensor] | None = None
 
     def step(self) -> Step:
-        """Read the newest token of each row."""
+        """Read the newest token of each row; return the tokens that follow those read so far."""
+        if self._ahead is None:
+            self._launch({})
+        assert self._ahead is not None
+        (places, logits, found), self._ahead = self._ahead, None
+        # waits for the device
+        numbers, requests = found.tolist(), list(places)
+        valid = [numbers[place][0] for place in places.values()]
+        tokens = [numbers[place][1:] for place in places.values()]
+        ahead = all(request.options.runs_ahead for request in self.requests)
+        if ahead and self._has_room() and self._fits(self.requests):
+            # the device reads the new tokens while the host looks at them
+            self._launch({request: token for request, (token,) in zip(requests, tokens, strict=True)})
+        errors: dict[Request, Exception] = {}
+        if some := [row for row, request in enumerate(requests) if not request.options.is_plain]:
+            special = [requests[row] for row in some]
+            of_rows, errors = processed(logits[some], special)
+            for row, chosen in zip(some, choose(of_rows, special).tolist(), strict=True):
+                tokens[row] = chosen
+        return accepted(requests, logits, valid, tokens, errors, [[]] * len(requests))
+
+    def _launch(self, newest: Mapping[Request, int]) -> None:
+        """Begin to read a token of each row: of `newest`, where the request does not have it yet."""
         self._make_room()
         n = len(self)
         step = 1 << max(0, n.bit_length() - 3)
         size = min(-(-n // step) * step, self._size[0])
-        given = [(r.tokens[-1], r.options.sampling.temperature, r.uniform()) for r in self.requests]
+        given = [
+            (newest.get(r, r.tokens[-1]), r.options.sampling.temperature, r.uniform(ahead=r in newest))
+            for r in self.requests
+        ]
         rows = torch.tensor(given + [(0, 0.0, 0.0)] * (size - n), dtype=torch.float64)
         logits, found = self._run(size, rows)
         self.taken += 1
-        logits = logits[:n]
-        valid, chosen = found[:n].T.tolist()
-        tokens, errors = [[token] for token in chosen], dict[Request, Exception]()
-        if some := [row for row, request in enumerate(self.requests) if not request.options.is_plain]:
-            special = [self.requests[row] for row in some]
-            of_rows, errors = processed(logits[some], special)
-            for row, found in zip(some, choose(of_rows, special).tolist(), strict=True):
-                tokens[row] = found
         for request in self.requests:
             request.read += 1
-        return accepted(self.requests, logits, valid, tokens, errors, [[]] * n)
+        places = {request: place for place, request in enumerate(self.requests)}
+        self._ahead = places, logits[:n], found[:n]
 
     def _run(self, size: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         state = self._part(size)
@@ -119,6 +141,9 @@ class FixedRows(Rows):
     def leave(self, gone: Iterable[Request]) -> None:
         """Remove rows."""
         left = set(gone) & set(self.requests)
+        if self._ahead is not None:
+            for request in left:
+                self._ahead[0].pop(request, None)
         n = len(self) - len(left)
         holes = [row for row in range(n) if self.requests[row] in left]
         last = [row for row in range(n, len(self)) if self.requests[row] not in left]
@@ -149,7 +174,8 @@ class FixedRows(Rows):
     def outgrown(self) -> Rows:
         """Remove the longest rows, until there is memory for the next step of the others."""
         kept, gone = list(self.requests), list[Request]()
-        while kept and not self._fits(kept):
+        # rows whose step is on its way wait for its tokens
+        while self._ahead is None and kept and not self._fits(kept):
             gone.append(max(kept, key=lambda request: request.read))
             kept.remove(gone[-1])
         if not gone:
@@ -158,11 +184,15 @@ class FixedRows(Rows):
         self.leave(gone)
         return found
 
+    def _has_room(self) -> bool:
+        """Return whether there is memory for the next step of all rows."""
+        rows, steps = self._needed(self.requests)
+        return rows <= self._size[0] and steps <= self._size[1]
+
     def _make_room(self) -> None:
         """Have memory for the next step of all rows."""
-        size = self._needed(self.requests)
-        if size[0] > self._size[0] or size[1] > self._size[1]:
-            self._resize(size)
+        if not self._has_room():
+            self._resize(self._needed(self.requests))
 
     def _place(self, slots: int) -> Tensor:
         if slots not in self._places:

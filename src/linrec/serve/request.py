@@ -1,6 +1,7 @@
 """A request to the engine: its prompt, its options, and the tokens generated so far."""
 
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -72,10 +73,15 @@ class Options:
         if self.seconds != math.inf:
             positive(seconds=self.seconds)
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from all, without filters of logits."""
         return self.process is None and self.sampling.top_k is None and self.sampling.top_p in (None, 1)
+
+    @functools.cached_property
+    def runs_ahead(self) -> bool:
+        """Whether the next step may begin before the tokens of a step are looked at."""
+        return self.is_plain and self.observer is None and self.logprobs is None
 
 
 @dataclass(eq=False)

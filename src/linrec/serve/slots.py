@@ -189,7 +189,8 @@ class Slots:
         for row, request in enumerate(requests):
             if (tokens := step.tokens.get(request)) is None:
                 continue
-            request.score(step.logits[row], tokens)
+            if request.options.logprobs is not None:
+                request.score(step.logits[row], tokens)
             self.counts["accepted"] += len(tokens) - 1
             self.counts["generated"] += len(tokens)
             if (error := request.extend(tokens)) is not None:
