@@ -30,7 +30,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, positive
+from linrec.rules import COUNT, at_least, positive
 
 __all__ = ["MesaNet"]
 
@@ -91,7 +91,7 @@ class MesaNet(Mixer):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, n_iterations=n_iterations)
+        at_least(1, most=COUNT, n_iterations=n_iterations)
         positive(norm_eps=norm_eps, cure="The released code has 1e-5.")
         self.n_heads, d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.n_iterations = n_iterations
