@@ -79,7 +79,7 @@ OTHER_NAMES: dict[str, str] = {
     "flash_gau": "FLASH",
     "flash_gau(linear=False)": "GAU, gated attention unit",
     "gate_loop": "simplified GateLoop, SimpleGateLoopLayer, GateLoopedAttention, GatedLinearRNN",
-    "forgetting_transformer": "FoX, forgetting attention, ForgettingAttention",
+    "forgetting_transformer": "FoX, forgetting attention",
     "gated_delta_net": "gated delta rule, gated delta network, GDN, Qwen3-Next, OLMo Hybrid",
     "gated_delta_net_2": "GDN-2",
     'gated_delta_product(decay="none")': "DeltaProduct",

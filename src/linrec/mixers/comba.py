@@ -132,7 +132,7 @@ class Comba(Mixer):
         self.d = nn.Parameter(torch.ones(self.n_heads)) if inner_decay else None
         self.D: nn.Parameter | None = None
         if correction is not None:
-            self.D = nn.Parameter(torch.full((self.n_heads,), correction))
+            self.D = nn.Parameter(torch.full((self.n_heads,), float(correction)))
             mark(self, "D", group="default", weight_decay=False)
         self.norm = RMSNorm(self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None

@@ -34,6 +34,8 @@ __all__ = ["ForgettingTransformer"]
 CHANNELS_PER_HEAD = 64
 # factor that moves -F from k to q, so that float16 holds it
 MOVED = 256.0
+# terms of F in half precision; caches of all precisions have as many channels
+PARTS = 3
 
 
 class ForgettingState(NamedTuple):
@@ -127,7 +129,7 @@ class ForgettingTransformer(Mixer):
         """Return a sum of zero, and a cache of no steps in the dtype of values."""
         total = scan.empty_state(batch, self.n_heads, **self.factory_kwargs(device))
         like = output_kwargs(self.v, device)
-        sizes = self.n_heads, self.d_head + _n_parts(like["dtype"]), self.d_head
+        sizes = self.n_heads, self.d_head + PARTS, self.d_head
         return ForgettingState(total, softmax_attention.empty_state(batch, *sizes, **like))
 
     @property
@@ -137,14 +139,10 @@ class ForgettingTransformer(Mixer):
         return self.n_heads * (cache.k.shape[-1] + self.d_head)
 
 
-def _n_parts(dtype: torch.dtype) -> int:
-    return 3 if dtype.itemsize == 2 else 1
-
-
 def _parts(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return numbers (...) as sums of numbers of a dtype, (..., parts)."""
     parts = []
-    for _ in range(_n_parts(dtype)):
+    for _ in range(PARTS):
         parts.append(x.to(dtype))
         x = x - parts[-1].to(x.dtype)
     return torch.stack(parts, -1)

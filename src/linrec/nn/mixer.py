@@ -1,6 +1,6 @@
 """The interface of all time mixers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -157,23 +157,23 @@ class Mixer(Float32Module):
         # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
             state = _cast(state, self._start_of(x, state))
-        arguments = arguments if dt is None else {"dt": dt, **arguments}
-        if time_is_split() and (self.takes_turns or not self.is_causal):
-            return self._mix_in_turn(x, state, reset, arguments)
+        # the name of the times is each mixer's own
+        times = () if dt is None else (dt,)
         mix: Callable[..., tuple[Tensor, State]] = self.mix
-        return checked_output(self, mix(x, state, reset, **arguments), x)
+        if time_is_split() and (self.takes_turns or not self.is_causal):
+            given = [x, *times, *arguments.values()]
+            return self._in_turn(lambda state: mix(x, state, reset, *times, **arguments), state, given)
+        return checked_output(self, mix(x, state, reset, *times, **arguments), x)
 
-    def _mix_in_turn(
-        self, x: Tensor, state: State, reset: Tensor | None, arguments: Mapping[str, Any]
+    def _in_turn(
+        self, mix: Callable[[State], tuple[Tensor, State]], state: State, given: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
-        """Run `mix`, a function of the state alone, in one process after another."""
-        name = type(self).__module__.rpartition(".")[2]
+        """Run `mix`, which reads the given tensors, in one process after another."""
+        name, x = type(self).__module__.rpartition(".")[2], given[0]
         if not self.is_causal:
             refuse_split_time(name)
         state = self.init_state(x.shape[0], device=x.device) if state is None else state
-        mix: Callable[[State], tuple[Tensor, State]] = partial(self.mix, x, reset=reset, **arguments)
-        given = [x, *arguments.values(), *self.parameters()]
-        return checked_output(self, in_turn(name, mix, state, given), x)
+        return checked_output(self, in_turn(name, mix, state, [*given, *self.parameters()]), x)
 
     def check_causal(self, state: State) -> None:
         """Raise ValueError for a state of a mixer that sees later steps."""
