@@ -162,10 +162,10 @@ class Mixer(Float32Module):
         mix: Callable[..., tuple[Tensor, State]] = self.mix
         if time_is_split() and (self.takes_turns or not self.is_causal):
             given = [x, *times, *arguments.values()]
-            return self._in_turn(lambda state: mix(x, state, reset, *times, **arguments), state, given)
+            return self._mix_in_turn(lambda state: mix(x, state, reset, *times, **arguments), state, given)
         return checked_output(self, mix(x, state, reset, *times, **arguments), x)
 
-    def _in_turn(
+    def _mix_in_turn(
         self, mix: Callable[[State], tuple[Tensor, State]], state: State, given: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
         """Run `mix`, which reads the given tensors, in one process after another."""
