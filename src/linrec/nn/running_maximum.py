@@ -1,6 +1,7 @@
 """The largest exponent so far, which divides sums of exponentials, and the mLSTM's gates, which need it."""
 
 import math
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from linrec.nn.gates import GateLinear, gate_projected
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
 from linrec.ops.core.ambient import exporting
-from linrec.ops.core.call import in_turn
+from linrec.ops.core.call import in_turn, time_is_split
 from linrec.ops.core.loop import raised, recurrence
 from linrec.rules import at_least, choice, positive
 
@@ -93,8 +94,8 @@ def maxima_around_steps(
         m = running_maximum(x, before, log_decay, reset=reset)
         return m, m[:, -1].clone()
 
-    # if time is split, processes wait for m alone
-    with torch.no_grad():
+    # if time is split, processes wait for m alone; exported programs have no change of the gradient's mode
+    with torch.no_grad() if time_is_split() else nullcontext():
         m, last = in_turn("running_maximum", maxima, before, [])
     earlier = m[:, :-1]
     if reset is not None:
