@@ -57,8 +57,8 @@ def names() -> list[str]:
     """Return the names of all learners.
 
     Example:
-        >>> names()[:3]
-        ['bptt', 'tbptt', 'rtrl']
+        >>> names()[:2]
+        ['bptt', 'tbptt']
     """
     return [*_LEARNERS]
 
