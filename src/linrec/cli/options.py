@@ -66,7 +66,7 @@ class GenerateOptions:
 class ServeOptions:
     """Answer requests of OpenAI's clients over HTTP, many at once.
 
-    After Ctrl-C or SIGTERM, the server refuses new requests, finishes the open ones, and ends.
+    After Ctrl-C or SIGTERM, the server refuses new requests, finishes open requests, and ends.
 
     Args:
         model: run folder of a language model, or a folder that `linrec publish` wrote.

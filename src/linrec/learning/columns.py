@@ -20,7 +20,7 @@ __all__ = ["ColumnarNetwork"]
 class ColumnarNetwork(nn.Module):
     """Columns in stages, of which the first `grown` exist.
 
-    One stage of all columns is a columnar network, stages of one column are a constructive network, and
+    One stage of all columns is a columnar network. Stages of one column are a constructive network, and
     other stages a columnar-constructive network (CCN). Weights start uniform in +- 0.01, the readout at 0.
 
     The outputs of a column are normalised by a running mean and variance, m <- decay m + (1 - decay) h' and

@@ -1,7 +1,7 @@
 """Eligibility traces, which leave out the influence of units on each other: D-RTRL, RFLO and OSTL.
 
-Unit u has one or more numbers of state, such as h and s of an LSTM. With all products of weights held, its
-next numbers depend on its own alone, by D (g, g) for each unit:
+Unit u has one or more numbers of state, such as h and s of an LSTM. If the products of weights are held
+constant, the unit's next numbers depend only on the unit's numbers, by D (g, g) for each unit:
 
     e_W <- D e_W + dh_t/dy x^T,    y = W x
 

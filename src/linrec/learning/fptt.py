@@ -19,8 +19,8 @@ class FPTT(TBPTT):
         minimise l_t(theta) - <theta, lam> + alpha / 2 |theta - m|^2    by one step of the optimiser
         lam <- lam - alpha (theta - m),    m <- (1 - beta) m + beta theta - beta / alpha lam
 
-    m is a running mean of the parameters, and lam an estimate of the gradient of l_t at the new ones: where
-    the minimisation is exact, lam is this gradient. At the start, m is theta, and lam is 0. Each update is a
+    m is a running mean of the parameters, and lam an estimate of the gradient of l_t at the new parameters.
+    If the minimisation is exact, lam is this gradient. At the start, m is theta, and lam is 0. Each update is a
     part of the sequence; gradients do not pass its start.
 
     m and lam are in the optimiser's state of each parameter, as "fptt_mean" and "fptt_dual", so that a

@@ -18,9 +18,9 @@ class SnAp(Influence):
 
         M_t = mask * (J_t M_{t-1} + I_t)
 
-    The mask keeps the influence of weight z on unit k where z reaches k within n steps, by the entries of I
-    and J that are not zero at a random state when the learner is built. With dense recurrent weights, n = 2
-    is exact; it saves time with sparse ones only. n = 1 is exact for element-wise recurrences.
+    The mask keeps the influence of weight z on unit k where z reaches k within n steps. It is computed from
+    the nonzero entries of I and J at a random state when the learner is built. With dense recurrent weights,
+    n = 2 is exact, and saves no time. n = 1 is exact for element-wise recurrences.
 
     `memory["traces"][path][name]` is M (b, state, *shape of the parameter), zeros included. For n = 1, the
     learner `ostl` with `recurrent=True` stores a number per weight.

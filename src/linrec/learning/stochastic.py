@@ -87,8 +87,9 @@ class KFRTRL(Influence):
         A <- c_0 p_0 A + c_1 p_1 a,    B <- c_0 / p_0 J B + c_1 / p_1 diag(D),    grad_W = (dl/dh B)^T A
         p_0 = sqrt(|J B| / |A|),    p_1 = sqrt(|diag(D)| / |a|),    c_0 and c_1 random signs
 
-    a (m,) is what the weights multiply, such as (h_{t-1}, x_t, 1), and D (n,) the derivative of h_t by their
-    product. So all products of a layer must add up before a function of channels, as in `elman`.
+    a (m,) is the vector that the weights multiply, such as (h_{t-1}, x_t, 1), and D (n,) the derivative of
+    h_t by the product W a. So all products of a layer must add up before a function of channels, as in
+    `elman`.
 
     `memory["traces"][path]` has B (b, n, n), and A by the parameters' names. `memory["noise"]["signs"][path]`
     are c_0 and c_1 of the next step, and may be replaced.

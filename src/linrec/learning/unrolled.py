@@ -119,5 +119,5 @@ class Unrolled(Learner):
 
 
 def later(by: Float[Tensor, "b t n"]) -> Float[Tensor, "b t n"]:
-    """Return at each step what the step after it has, and zeros at the last."""
+    """Shift the values one step back in time; the last step has zeros."""
     return torch.cat([by[:, 1:], torch.zeros_like(by[:, :1])], 1)

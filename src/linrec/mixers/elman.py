@@ -44,7 +44,7 @@ class Elman(NonlinearMixer):
         init: start of the parameters, of the table.
         leak: share of the new state, in (0, 1].
         radius: spectral radius of U; None is 1 for "orthogonal", 0.9 for "reservoir", 1.1 for "limit_cycle".
-        density: share of nonzero entries in each row of a reservoir's U; at least one is.
+        density: share of nonzero entries in each row of a reservoir's U; at least one entry.
         longest: longest period of the limit cycles in steps; the periods are spaced evenly in their
             logarithm.
         mode: mode of `linrec.ops.nonlinear_scan`, or "auto".

@@ -5,8 +5,8 @@
     o_i = sum_{j<=i} softmax_j(q_i . k_j / sqrt(d) + d_ij) v_j
     y_t = W_o (sigmoid(W_g x_t) * o_t)
 
-x input, q query, k key, v value, f forget gate of a head, d the logarithm of the product of the gates between
-two steps, o output of a head, y output, t, i and j time. The gates are the only positions.
+x input, q query, k key, v value, f forget gate of a head, o output of a head, y output, t, i and j time.
+d is the logarithm of the product of the gates between two steps. The gates are the only positions.
 
 d_ij is F_i - F_j, with F the running sum of log f, and F_i is the same for all j. So q . k with a further
 channel, 1 in q and -F_j in k, has the same softmax. In half precision, -F_j is the sum of three numbers.

@@ -9,8 +9,8 @@
 
 x input, q query, k key, v value, gamma decay and beta writing strength of a head, H and G states, lambda a
 learned regulariser of a key channel, o output of a head, y output, conv a causal convolution of a few steps,
-t time. o_t is the prediction for q_t of the ridge regression of the values on the keys, weighted by beta and
-gamma. Conjugate gradients solve for all steps at once: H_t p_t is the output of `gate_loop` for queries p.
+t time. A ridge regression of the values on the keys, weighted by beta and gamma, predicts o_t from q_t.
+Conjugate gradients solve for all steps at once: H_t p_t is the output of `gate_loop` for queries p.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Halos: operators that read the last n inputs get them from the segments before.
+"""Halos: operators that read the last n inputs receive these inputs from earlier segments.
 
 The map of a segment is "the last n of (halo, inputs), with zeros for all before the last reset". A segment of
 fewer than n steps passes on a part of what it received, so every rank composes the maps of all ranks.

@@ -1,8 +1,8 @@
 """One call on all ranks: its agreement, and exchanges of tensors with gradients.
 
-Gradients of an exchange are an exchange in the opposite direction, for which every rank must arrive. So what
-a rank gathers depends on all inputs of its call, even if it has no steps, and its outputs depend on what was
-gathered (`tied`), even if it is the first rank, which needs nothing from the others.
+The backward pass of an exchange is an exchange in the opposite direction, in which every rank takes part. So
+the gathered tensors depend on all inputs of a rank's call, even on a rank without steps. The outputs of a
+rank depend on the gathered tensors (`tied`), even on the first rank, which needs no tensor of another rank.
 """
 
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ class Meeting:
         ]
 
     def tied(self, outputs: Tensor, gathered: list[list[Tensor]], *given: Tensor | None) -> Tensor:
-        """Return the outputs as a function of what was gathered and given, with gradients of zero."""
+        """Return the outputs as a function of the gathered and the given tensors, with zero gradients."""
         if not self.call.has_gradient:
             return outputs
         tied: Tensor = _Tied.apply(outputs, gathered[0][0], *given)
@@ -143,7 +143,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Tied(torch.autograd.Function):
-    """Return the outputs; backward, exchange gradients even if they do not depend on what was gathered."""
+    """Return the outputs; backward, exchange gradients even if no output depends on the gathered tensors."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, gathered: Tensor, *given: Tensor | None) -> Tensor:

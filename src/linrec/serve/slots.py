@@ -24,7 +24,7 @@ class Slots:
     Args:
         runner: the model.
         prefixes: the snapshots, from which requests start and to which they add.
-        counts: the numbers of tokens, by what was done with them.
+        counts: the numbers of tokens that were read, cached, proposed, accepted and generated.
         chunk: number of tokens of a piece of a prompt.
         prompt_tokens: the most tokens of prompts that a step reads, or a single piece.
         interval: number of tokens between snapshots.

@@ -122,7 +122,7 @@ class DeltaChunks(Chunks):
         return matrices
 
     def of_values(self, beta: Tensor | None, inverses: Tensor, dcorrected: Tensor, dv: Tensor) -> Pair:
-        """Return E = T^T dW; with `beta`, fill `dv` and return what the values contribute to its gradient."""
+        """Return E = T^T dW; with `beta`, fill `dv` and return the values' part of the gradient of `beta`."""
         through, blocks = contiguous_like(self.v), self._blocks("value_gradients", self.dv)
         of_beta = self._of_steps(0 if beta is None else blocks)
         given = self.v if beta is None else beta
