@@ -20,8 +20,8 @@ class FPTT(TBPTT):
         lam <- lam - alpha (theta - m),    m <- (1 - beta) m + beta theta - beta / alpha lam
 
     m is a running mean of the parameters, and lam an estimate of the gradient of l_t at the new parameters.
-    If the minimisation is exact, lam is this gradient. At the start, m is theta, and lam is 0. Each update is a
-    part of the sequence; gradients do not pass its start.
+    If the minimisation is exact, lam is this gradient. At the start, m is theta, and lam is 0. Each update is
+    a part of the sequence; gradients do not pass its start.
 
     m and lam are in the optimiser's state of each parameter, as "fptt_mean" and "fptt_dual", so that a
     checkpoint has them. `means()` and `duals()` return them.
