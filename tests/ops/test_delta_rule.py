@@ -11,6 +11,7 @@ from linrec.ops import delta_rule, gate_loop
 from linrec.ops.delta_rule import OPERATOR
 from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
+from tests.ops.entries import check_forgetting
 from tests.tiers import thorough
 
 # test_delta_rule_triton.py and test_matrix_triton.py have the others
@@ -110,11 +111,7 @@ def test_reflections_keep_the_norm_of_a_state(mode, backend):
 @every_fast_pair
 @pytest.mark.parametrize("strong", [-math.inf, -3.0e38, -1.0e4])
 def test_a_forgetting_step_costs_later_steps_no_digits(mode, backend, strong):
-    for axes in ("bthk", "bth"):
-        inputs = delta_rule_inputs(2, 70, 2, 3, 2, log_decay=axes)
-        forget = reset_mask(2, 70).reshape(2, 70, *[1] * (len(axes) - 2)).expand_as(inputs["log_decay"])
-        inputs["log_decay"] = torch.where(forget, strong, inputs["log_decay"])
-        check_operator(delta_rule, inputs, mode=mode, backend=backend, dtype=torch.float32)
+    check_forgetting(delta_rule, delta_rule_inputs, (mode, backend), strong)
 
 
 @every_pair

@@ -22,6 +22,7 @@ from linrec.testing import (
     reset_mask,
 )
 from linrec.trees import differentiable, double
+from tests.ops.entries import check_forgetting
 from tests.tiers import thorough, tiered
 
 GATES = [None, "h", "hk", "bth", "bthk"]
@@ -242,11 +243,7 @@ def test_gradients_of_constant_gates_over_4096_steps(mode, backend):
 @every_fast_pair
 @pytest.mark.parametrize("strong", [-math.inf, -3.0e38, -1.0e4])
 def test_a_forgetting_step_costs_later_steps_no_digits(mode, backend, strong):
-    for axes in ("bthk", "bth"):
-        inputs = gate_loop_inputs(2, 70, 2, 3, 2, log_decay=axes)
-        forget = reset_mask(2, 70).reshape(2, 70, *[1] * (len(axes) - 2)).expand_as(inputs["log_decay"])
-        inputs["log_decay"] = torch.where(forget, strong, inputs["log_decay"])
-        check_operator(gate_loop, inputs, mode=mode, backend=backend, dtype=torch.float32)
+    check_forgetting(gate_loop, gate_loop_inputs, (mode, backend), strong)
 
 
 @every_pair

@@ -18,6 +18,7 @@ from linrec.testing import (
     generalized_delta_rule_inputs,
     reset_mask,
 )
+from tests.ops.entries import check_forgetting
 from tests.tiers import thorough
 
 # test_delta_rule_triton.py and test_matrix_triton.py have the others
@@ -95,11 +96,7 @@ def test_the_undecayed_state_is_read(mode, backend):
 @every_fast_pair
 @pytest.mark.parametrize("strong", [-math.inf, -3.0e38, -1.0e4])
 def test_a_forgetting_step_costs_later_steps_no_digits(mode, backend, strong):
-    for axes in ("bthk", "bth"):
-        inputs = generalized_delta_rule_inputs(2, 70, 2, 3, 2, log_decay=axes)
-        forget = reset_mask(2, 70).reshape(2, 70, *[1] * (len(axes) - 2)).expand_as(inputs["log_decay"])
-        inputs["log_decay"] = torch.where(forget, strong, inputs["log_decay"])
-        check_operator(generalized_delta_rule, inputs, mode=mode, backend=backend, dtype=torch.float32)
+    check_forgetting(generalized_delta_rule, generalized_delta_rule_inputs, (mode, backend), strong)
 
 
 @every_fast_pair
